@@ -58,8 +58,6 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers the questions of one session."""
-
     def __init__(self, folder: SessionFolder, *, model: LanguageModel | None = None) -> None:
         self._folder = folder
         self._model = model
@@ -71,7 +69,6 @@ class Advisor:
         return PerformanceStore(state_folder() / "performance.sqlite")
 
     def answer(self, question: AskAdvice) -> AdviceArrived | None:
-        """Return what is known of a subject, or None."""
         match question.about:
             case OfContext():
                 return self._on_context(question, question.about)

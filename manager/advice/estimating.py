@@ -62,7 +62,6 @@ class FittedEffects(msgspec.Struct, frozen=True):
     log_sd: float
 
     def scaling(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
-        """Return the correction to the logarithm of a measurement for the numbers that differ."""
         total = 0.0
         for name, exponent in self.exponents.items():
             least, most = self.ranges[name]
@@ -206,8 +205,6 @@ Found = list[tuple[SimilarSource, Estimate]]
 
 
 class SimilarRecipe(msgspec.Struct, frozen=True):
-    """A recipe that an estimate comes from."""
-
     recipe: str
     function: str
     name: str

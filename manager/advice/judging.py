@@ -108,8 +108,8 @@ _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
 class ProofLine(msgspec.Struct, frozen=True):
-    """A line that shows a fault. `source`: its log, by the name that `stoker logs` takes. `number`: its line there, or 0
-    for words of the call or the session."""
+    """A line that shows a fault. `source`: its log, by the name that `stoker logs` takes. `number`: its line there, or
+    0 for words of the call or the session."""
 
     source: str
     number: int
@@ -138,7 +138,6 @@ def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> 
 
 
 def told_part(text: str) -> LogPart:
-    """Return a text in a log's place."""
     return LogPart("", text=text.encode(errors="replace") + b"\n")
 
 
@@ -185,7 +184,6 @@ def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None
 
 
 def _proof(fault: Fault, located: Located) -> list[LogLine]:
-    """Return the lines that show a fault, with the nearest line of the user's code."""
     frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
     own = [line for line in frames if frames_of([line.text]) == ["user"]]
     chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}

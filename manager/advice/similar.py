@@ -207,8 +207,6 @@ class SimilarSource(msgspec.Struct, frozen=True):
 
 
 class SimilarSources:
-    """Searches the rows of history."""
-
     def __init__(self, history: SourceHistory) -> None:
         self._history = history
         self._tables: dict[bool, _Tables] = {}

@@ -392,7 +392,7 @@ def test_a_log_that_is_cut_short_while_it_is_read_ends_there(tmp_path: Path) -> 
     path.write_bytes(b"")
     assert parts.read(70) == b"the end\n"
     assert parts.read(70) == b""
-    assert (parts.place(3), parts.place(11).source) == (("lib-1", 3), "")
+    assert (parts.place(3), parts.place(11)) == (("lib-1", 3), ("", 0))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def scaled(found: Mapping[str, float]) -> dict[str, float]:
 
 @cache
 def shipped_scorer() -> KindScorer:
-    """Return the scorer that Stoker ships."""
     data = files("stoker.manager.advice.logs").joinpath("scorer.json").read_bytes()
     return msgspec.json.decode(data, type=KindScorer)
 
@@ -142,7 +141,6 @@ def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, 
 
 
 def _opening(located: Located) -> str:
-    """Return the first line of a failure, or the exception of the traceback that begins there."""
     if located.traceback and located.traceback[0].number == located.first.number:
         return _last_exception(located) or located.first.text
     return located.first.text
@@ -167,7 +165,6 @@ def _last_exception(located: Located) -> str:
 
 
 def _component(located: Located, kind: FaultKind) -> str:
-    """Return a word for what failed where no row names it."""
     if kind is not FaultKind.INFRASTRUCTURE:
         return "code" if kind is FaultKind.USER else "versions"
     text = " ".join(line.text for line in located.signs[:_MOST_PROOF]).lower()
@@ -263,7 +260,6 @@ def _families_of(exception: str) -> Iterator[str]:
 
 
 def exception_of(line: str) -> str:
-    """Return the name of the exception with which a line begins; empty if none."""
     found = _EXCEPTION.match(line)
     return found[1] if found else ""
 
@@ -282,7 +278,6 @@ def _paths(lines: Iterable[str]) -> list[str]:
 
 
 def _unmarked(line: LogLine) -> str:
-    """Return a line without a rank's mark."""
     return RANK_MARK.sub("", line.text)
 
 

@@ -68,7 +68,6 @@ class BadLine:
 
     @property
     def begins_at(self) -> int:
-        """The number of its first line."""
         return self.traceback.number if self.traceback is not None else self.number
 
     @property
@@ -95,14 +94,12 @@ class Episode:
         self._most_window = len(self.window) + _WINDOW_LINES
 
     def keep(self, number: int, line: bytes) -> bool:
-        """Add a line to the window. Returns False if the window is full."""
         if len(self.window) >= self._most_window:
             return False
         self.window.append((number, line))
         return True
 
     def sign(self, key: int, number: int, text: str, gravity: Gravity, traceback: TracebackLines | None = None) -> None:
-        """Take in a bad line."""
         found = self.signs.get(key)
         if found is not None and not found.overcome:
             found.count += 1
@@ -112,7 +109,6 @@ class Episode:
         self.gravity = max(self.gravity, gravity)
 
     def begin_traceback(self, number: int, line: str) -> None:
-        """Begin a traceback at this line."""
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
             self._open.append(traceback)
@@ -123,11 +119,9 @@ class Episode:
 
     @property
     def reads_tracebacks(self) -> bool:
-        """True while a traceback has not ended."""
         return bool(self._open)
 
     def in_traceback(self, number: int, line: str) -> bool:
-        """Give a line to the open tracebacks. Returns True if one takes it."""
         for traceback in [*self._open]:
             raised = len(traceback.exceptions)
             if traceback.add(number, line):
@@ -159,17 +153,14 @@ class Episode:
         return best
 
     def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
-        """Return the first bad line that matches one of these rules and was not overcome."""
         lasting = (sign for sign in self.signs.values() if not sign.overcome)
         return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
 
     def traceback_from(self, number: int) -> TracebackLines | None:
-        """Return the first traceback from a line on that was not overcome."""
         overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
         return next((each for each in self.tracebacks if each.number >= number and each not in overcome), None)
 
     def ordered(self) -> Iterator[BadLine]:
-        """Yield the bad lines by number."""
         yield from sorted(self.signs.values(), key=lambda sign: sign.number)
 
 
@@ -193,8 +184,6 @@ def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located
 
 
 class _Scan:
-    """One pass over a log."""
-
     def __init__(self) -> None:
         self.lines = 0
         self._kinds: dict[int, Gravity] = {}
@@ -233,7 +222,6 @@ class _Scan:
         self.lines = reader.number
 
     def _grade(self, key: int, line: bytes) -> Gravity:
-        """Return how bad the first line of a kind looks."""
         found = Gravity.PLAIN
         if may_be_bad(line):
             self._looks -= 1
@@ -258,7 +246,6 @@ class _Scan:
         return self._open
 
     def _take(self, episode: Episode, key: int, number: int, line: bytes, grade: Gravity) -> bool:
-        """Give a line to an episode. Returns True if it is one of its bad lines."""
         text = shown(line)
         if episode.reads_tracebacks and episode.in_traceback(number, text):
             return True

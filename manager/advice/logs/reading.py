@@ -78,7 +78,6 @@ def masked_line(line: bytes) -> bytes:
 
 
 def clipped(line: bytes) -> bytes:
-    """Return the beginning and the end of a long line."""
     return line[:_HEAD] + _LEFT_OUT + line[-_TAIL:] if len(line) > LONGEST_BYTES else line
 
 
@@ -138,8 +137,6 @@ def caseless(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 class Gravity(enum.IntEnum):
-    """How bad a line looks."""
-
     PLAIN = 0
     NOTICE = 1
     ERROR = 2
@@ -233,7 +230,6 @@ def may_be_bad(line: bytes) -> bool:
 
 
 def gravity(line: str) -> Gravity:
-    """Return how bad a line looks."""
     lower = line.lower()
     if _ERROR.search(lower) or _FATAL.search(lower):
         lower = _HARMLESS.sub(" ", lower)
@@ -289,7 +285,6 @@ class TracebackLines:
 
     @property
     def lines(self) -> list[tuple[int, str]]:
-        """Its lines with their numbers; of a very long one the beginning and the end."""
         return self._head + self._tail
 
     def add(self, number: int, line: str) -> bool:
@@ -334,5 +329,4 @@ class TracebackLines:
 
 
 def _unmarked(mark: str) -> str:
-    """Return the mark of a line; a clock in it may run."""
     return mark if len(mark) < 16 else _CLOCK.sub("0", mark)

@@ -1,6 +1,6 @@
 """One line of output and its metrics: counts and progress bars, names and values.
 
-Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|##  | 90/200 [...]`. A count with a total stands
+Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total stands
 behind a counting word (step, epoch, batch, ...), in brackets, or in front of a bar. 2 numbers with a slash elsewhere
 are a date, a path, a fraction or a network.
 """
@@ -104,7 +104,6 @@ _NAMED_ALONE = re.compile(
     r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))"
 )
 _GLUED = re.compile(r"(?<![\w.])(?:\d+-)?(?P<done>\d+)(?P<word>epoch|batch|iter|step)(?![a-z/])")
-"""3epoch, 101-200batch."""
 _LEADING = re.compile(r"^\[(?P<done>\d+)\](?=[\s:])")
 _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:\.\d+)?)\s?%|"
                       r"(?<![\d.])(?P<after>\d{1,3}(?:\.\d+)?)\s?%\s(?:done|complete)", re.IGNORECASE)  # fmt: skip
@@ -112,8 +111,6 @@ _DIGITS = re.compile(r"\d[\d.,]*")
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A progress bar, with the texts in front of it and in its brackets."""
-
     counter: Counter
     before: str
     post: str
@@ -122,7 +119,6 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def bar(text: str) -> Bar | None:
-    """Return the progress bar that a line is; None for another line."""
     found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
@@ -196,7 +192,6 @@ def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
 
 
 def _patterns(text: str) -> list[re.Pattern[str]]:
-    """Return the patterns of counts with a total that the text may match, the surest first."""
     slash = "/" in text
     found = [_NAMED, _AFTER] if slash or "of" in text else []
     return [*found, *([_BRACKETED, _BARRED] if slash else []), *([_PLAIN_OF] if " of " in text else [])]
@@ -231,7 +226,6 @@ _SETTING = re.compile(
     re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"\btrain_runtime\b|\btraining (?:took|complete|finished)", re.IGNORECASE)
-"""Means over a run that is over."""
 _TRACE = re.compile(r"\s*(?:File \".*\", line \d+|Traceback|at \S+:\d+|\S*(?:Error|Exception|Warning): )")
 _RANK = re.compile(
     r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s"

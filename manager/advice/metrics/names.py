@@ -17,7 +17,6 @@ NUMBER = (
     r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])"
     r"|[+-]?(?:nan|inf)\b"
 )
-"""A number, with separators of thousands or without."""
 WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 CLOCK = r"(?:(?:\d+) days?,? ?)?\d{1,4}:\d\d(?::\d\d)?(?:\.\d+)?"
 """A duration with colons: 1:02, 1:02:03, 1 day, 2:03:04."""
@@ -48,7 +47,6 @@ def any_of(patterns: Iterable[str]) -> str:
 
 
 def lower(text: str) -> str:
-    """Return the text in lower case, with each character at its place."""
     low = text.lower()
     return low if len(low) == len(text) else text
 
@@ -59,7 +57,6 @@ def number(text: str, scale: str = "") -> float:
 
 
 def unit_seconds(unit: str) -> float | None:
-    """Return the seconds in a unit of time; None for another unit."""
     low = unit.lower()
     starts = (("sec", "s"), ("min", "m"), ("hour", "h"), ("hr", "h"), ("day", "d"), ("milli", "ms"))
     return _SECONDS.get(low) or next((_SECONDS[short] for start, short in starts if low.startswith(start)), None)
@@ -216,7 +213,6 @@ def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
 
 
 def _add_rates(text: str, found: dict[str, float]) -> None:
-    """Add rates that need no name, where no named one was found."""
     for sign in _RATE_SIGN.finditer(text):
         within = text[max(0, sign.start() - _RATE_REACH) : sign.end()]
         if rate := _PER_SECOND.search(within):

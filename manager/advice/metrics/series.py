@@ -15,15 +15,12 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 
 
 _NORMAL = 1.4826
-"""The standard deviation of normal values over their median absolute deviation."""
 _FARTHEST = 3.5
 """Deviations from the median beyond which a value is an outlier (Iglewicz and Hoaglin)."""
 _LEAST_SHARE = 0.05
-"""Values this near to the median are no outliers, however near the others are."""
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
-    """Return the finite values near their median, in order."""
     finite = [value for value in values if isfinite(value)]
     if len(finite) < 3:
         return finite
@@ -81,17 +78,14 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def newest(self) -> Counter:
-        """The last count."""
         return self.points[-1].counter
 
     @property
     def last_at(self) -> int:
-        """The place of the last line."""
         return self.points[-1].at
 
     @property
     def with_loss(self) -> bool:
-        """True if a line of it has a loss."""
         return any(point.line.loss is not None for point in self.points)
 
 
@@ -124,12 +118,10 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
 
 
 def _is_at_its_end(counter: Counter) -> bool:
-    """True if the count is nearly at its total, or has none."""
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
 def _falls(values: Sequence[float]) -> list[int]:
-    """Return the places at which values start again."""
     found = []
     for at, (before, value) in enumerate(pairwise(values), start=1):
         near = before - value <= max(1.0, _JITTER_SHARE * before)
@@ -220,7 +212,6 @@ class Pace(msgspec.Struct, frozen=True):
 
     @property
     def error_share(self) -> float:
-        """The standard error of the rate as a share of it."""
         return max(_LEAST_ERROR, 1.25 * self.spread / self.per_s / sqrt(self.values))
 
 

@@ -76,8 +76,6 @@ class Tracked(msgspec.Struct, frozen=True):
 
 
 class Slowdown(msgspec.Struct, frozen=True):
-    """The share of its throughput that a program lost. `metric`: the rate that was compared."""
-
     share: float
     metric: str
 
@@ -107,7 +105,6 @@ class MetricTracker:
         return Tracked(_progress(lines, chosen, rate, self.totals), "")
 
     def _pace_since(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
-        """Return the rate since the look before."""
         if self._seen is None or at_s is None:
             return None
         name, total, done, seen_s = self._seen
@@ -188,7 +185,6 @@ def _progress(
 
 
 def _position(chosen: ProgressSeries) -> float:
-    """Return the count of the finest series over all known rounds."""
     now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
     if now.total is None:
         return now.done
@@ -198,7 +194,6 @@ def _position(chosen: ProgressSeries) -> float:
 
 
 def _rounds_done(chosen: ProgressSeries) -> float:
-    """Return the finished rounds, with the fraction of the current one."""
     inner, outer = chosen.inner, chosen.outer
     assert outer is not None
     fraction = inner.newest.done / (inner.newest.total or 1.0) if inner.last_at >= outer.last_at else 0.0
@@ -228,7 +223,6 @@ def _left(
 
 
 def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
-    """Return the change of the loss, and the newest loss."""
     losses = [line.loss for line in lines if line.loss is not None]
     if not losses:
         return None, None
@@ -244,7 +238,6 @@ def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
 
 
 def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
-    """Return metrics without a count: a loss alone, a rate alone."""
     trained = [line for line in lines if not line.evaluates] or list(lines)
     change, loss = _loss(trained)
     tokens, samples, steps = (_middle(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s"))
@@ -260,7 +253,6 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 
 
 LOOK_BYTES = 262_144
-"""The most bytes that a look reads."""
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
 """The first lines may state the length of the run."""
@@ -301,7 +293,6 @@ class FollowedLog:
         return self._tracked
 
     def _read_head(self, descriptor: int, size: int) -> None:
-        """Read stated totals from the first lines, once, and again while the log is short."""
         if self._head_bytes < min(size - self._start, _HEAD_BYTES):
             head = os.pread(descriptor, _HEAD_BYTES, self._start)
             self._head_bytes = len(head)

@@ -1,9 +1,8 @@
-"""An optional language model that reads the user's folders and fills what the scan left open (SchedMate §3.1).
+"""An optional language model that reads the user's folders and fills facts that the scan left open (SchedMate §3.1).
 
-A ReAct loop with the paper's two tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
-compatible with OpenAI's, within a time limit and a budget of tokens. Secrets are masked before anything is sent. A
-value of the answer counts only if the source contains it. Whatever the endpoint does (it hangs, spends too much, is
-down, makes values up), the facts of the scan stand, and a note says what happened.
+A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
+compatible with OpenAI's, within a time limit and a token budget. Secrets are masked before a request. A value counts
+only if the source contains it. If the endpoint fails in any way, the facts of the scan stay, and a note says why.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ Messages = list[dict[str, str]]
 MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _CHARACTERS_A_TOKEN = 3
-"""Characters for a token, where the endpoint does not say how many it counted. Source has rather more for each."""
+"""Used if the endpoint reports no count. Source has more characters per token."""
 
 
 class LanguageModel(msgspec.Struct, frozen=True):
-    """Which model answers, and what one question may cost. `url` is the part before `/chat/completions`, as in
-    `http://host:8000/v1`; `key_variable` names the environment variable that holds its key, if it has one."""
+    """A model and the limits of one question. `url`: the part before `/chat/completions`. `key_variable`: the
+    environment variable with its key, or empty."""
 
     url: str
     model: str
@@ -64,11 +63,11 @@ class LanguageModel(msgspec.Struct, frozen=True):
 
 
 class EndpointError(Exception):
-    """The endpoint did not answer as it should. Its text says how; it stays inside the advisor."""
+    """The endpoint gave no usable answer. It stays inside the advisor."""
 
 
 class Conversation:
-    """One question: its time and its tokens are counted over all its turns."""
+    """One question, with its time and tokens over all turns."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = model.turns
@@ -82,7 +81,7 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages) -> str:
-        """The model's next text. Raises EndpointError."""
+        """Return the model's next text. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         room = self._model.token_budget - self.tokens - asked
         if room <= 0:
@@ -142,7 +141,7 @@ class Conversation:
 
 
 def _is_loopback(url: str) -> bool:
-    """True for an endpoint on this machine: no proxy of the environment stands before it."""
+    """True for an endpoint on this machine: the environment's proxy does not apply."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -154,17 +153,17 @@ def _is_loopback(url: str) -> bool:
 
 
 DOUBTED = 0.5
-"""A fact of the extractor that is less sure may be replaced."""
+"""A less sure fact of the scan may be replaced."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""A small number stands in every source, so that it stands there proves little."""
+"""Every source contains small numbers, so that proves little."""
 
 
 def facts_believed(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """The facts with what is believed of the answer, and a line for each value that is not. `sources`: the texts that
-    the model was shown, by name."""
+    """Return the facts with the believed part of the answer, and a line for each refused value. `sources`: the texts
+    that the model was shown, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
         value = _plain(field, answer.get(field))
@@ -186,7 +185,7 @@ def facts_believed(
 
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
-    """The first place (`file:line`) that contains a value, or another name of it; None if none does."""
+    """Return the first place (`file:line`) that contains a value, or another name of it; None if none does."""
     pattern = _pattern(field, value)
     for name, text in sources.items():
         for number, line in enumerate(text.splitlines(), start=1):
@@ -211,7 +210,6 @@ def _pattern(field: str, value: Scalar) -> re.Pattern[str]:
 
 
 def _plain(field: str, value: object) -> Scalar | None:
-    """A value as the schema has it; None for one that does not fit."""
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
@@ -249,7 +247,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 def facts_with_agent(
     source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: LanguageModel | None
 ) -> WorkloadFacts:
-    """The facts, with what the language model adds to them; as they are where there is no model. Never raises."""
+    """Return the facts with the language model's additions; unchanged without a model. Never raises."""
     if model is None:
         return facts
     try:
@@ -264,7 +262,6 @@ def facts_with_agent(
 
 
 def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
-    """The model's JSON object. Raises EndpointError."""
     entry = f"its function {source.function}" if source.function else "it runs as a script"
     question = (
         f"What are the model, the task, the data and the settings of this job ({entry})?"
@@ -295,14 +292,13 @@ class _Tools:
         self._source = source
         self._reader = reader
         self.shown: dict[str, str] = {}
-        """What the model was shown, by the file's name."""
+        """Texts that the model was shown, by file name."""
 
     def entry_text(self) -> str:
         name = self._reader.name_of(Path(self._source.file)) if self._source.file else "<source>"
         return self._page(name, self._source.text, 1)
 
     def use(self, tool: str, given: str) -> str:
-        """What a tool shows. Nothing but these two is ever done."""
         if tool == "file_tree":
             return masked("\n".join(islice(self._reader.listing(), _MOST_LISTED)) or "there are no files")
         if tool != "file_read":
@@ -336,7 +332,7 @@ def _path_and_page(given: str) -> tuple[str, int]:
 
 
 def _final(text: str) -> dict[str, object] | None:
-    """The JSON object of a final answer, which may stand in a fence of Markdown; None if the text has none."""
+    """Return the JSON object of a final answer, which may be in a fence of Markdown; None if the text has none."""
     _, marked, after = text.rpartition("Final Answer:")
     start = after.find("{")
     if start < 0 or not (marked or after.strip().startswith(("{", "```"))):

@@ -1,9 +1,7 @@
-"""The facts of a function and its context (SchedMate §3.1, Figure 6).
+"""The facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls that tell them.
 
 Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or say "unknown". Each fact keeps
-its place in the source and its certainty, so that a person, or the check of the language model, can verify it.
-
-Facts from the calls, names, keywords and loops of a source.
+its place in the source and its certainty.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ Scalar = str | int | float
 
 UNKNOWN = "unknown"
 ARGUMENT = "argument"
-"""The place of a fact that comes from an argument and not from a file."""
 
 MANDATORY = ("model", "task", "data")
 COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
-"""Fields whose value is a positive whole number."""
 FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
 """The fields of `WorkloadFacts` that hold facts. `devices` may be a text (`"cuda"`) or a number."""
 
@@ -42,7 +38,6 @@ class SourceFact(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """False for a mandatory field without a value."""
         return self.value != UNKNOWN or self.sure > 0
 
 
@@ -76,7 +71,6 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
     same: str = ""
 
     def known_facts(self) -> dict[str, SourceFact]:
-        """Return the facts with a value, by field."""
         found = {field: getattr(self, field) for field in FIELDS}
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
 
@@ -123,7 +117,6 @@ NAMES = {
     "task": "task task_name task_type",
 }
 FIELD_OF = {name: field for field, names in NAMES.items() for name in names.split()}
-"""The field that a variable, an option, a keyword or a config's key of this name tells."""
 
 PRECISIONS = {
     "float16": "float16", "half": "float16", "fp16": "float16", "16": "float16", "16-mixed": "float16",
@@ -131,7 +124,6 @@ PRECISIONS = {
     "fp32": "float32", "32": "float32", "float64": "float64", "double": "float64", "int8": "int8", "8bit": "int8",
     "int4": "int4", "4bit": "int4", "float8_e4m3fn": "float8", "fp8": "float8",
 }  # fmt: skip
-"""Precisions by the names that sources give them."""
 
 TASK_OF_CLASS = {
     "ForCausalLM": "text-generation",
@@ -153,7 +145,6 @@ TASK_OF_CLASS = {
     "CrossEncoder": "text-ranking",
     "SentenceTransformer": "feature-extraction",
 }
-"""The task that the end of a class's name tells."""
 
 TASK_OF_CALL = {
     "generate": ("text-generation", 0.5),
@@ -169,7 +160,6 @@ TASK_OF_CALL = {
     "LSTM": ("sequence-modelling", 0.3),
     "GRU": ("sequence-modelling", 0.3),
 }
-"""The task that a method or a layer hints at, and how sure that is."""
 
 FRAMEWORKS = {
     "vllm": ("vllm", 0.95), "transformers": ("transformers", 0.9),
@@ -179,7 +169,6 @@ FRAMEWORKS = {
     "keras": ("keras", 0.85), "jax": ("jax", 0.88), "flax": ("jax", 0.88), "sklearn": ("scikit-learn", 0.8),
     "xgboost": ("xgboost", 0.85), "lightgbm": ("lightgbm", 0.85), "stoker": ("stoker", 0.5), "numpy": ("numpy", 0.4),
 }  # fmt: skip
-"""The framework that the use of an installed module tells, and how sure that is."""
 
 MOST_FURTHER = 40
 _HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "GenerationConfig")
@@ -205,7 +194,6 @@ class Recogniser:
     # ---- reports of the scan
 
     def call(self, site: CallSite) -> None:
-        """Take in a call of installed code."""
         top, last = site.dotted.partition(".")[0], site.last
         self.used_module(top, site.where, site.sure)
         if last == "from_pretrained":
@@ -258,7 +246,6 @@ class Recogniser:
             self._more(name, value)
 
     def loop(self, name: str, times: Known) -> None:
-        """Take in a loop by the name of its variable."""
         word = name.lower()
         if "epoch" in word:
             self._keep("epochs", times.value, times.where, 0.85 * times.sure)
@@ -269,17 +256,14 @@ class Recogniser:
             self._more(f"loop {self._loops}", times)
 
     def used_module(self, top: str, where: str, sure: float = 1.0) -> None:
-        """Take in the use of an installed module."""
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
             self._keep("framework", framework, where, certainty * sure)
 
     def own_model(self, name: str, where: str, sure: float) -> None:
-        """Take in an instance of the user's own model class."""
         self._keep("model", name, where, 0.7 * sure)
 
     def opened(self, file: NamedFile, where: str, sure: float) -> None:
-        """Take in a file that is opened and is no config."""
         if os.path.splitext(file.path)[1] in _DATA_FILES:
             self._keep("data", file.path, where, 0.45 * sure)
 

@@ -1,6 +1,6 @@
-"""Files and modules of the user's folders, read within bounds. No file outside them is read, not even by a link.
+"""Files and modules of the user's folders, read within bounds, and the values in them, each with its place.
 
-Values that stand in a source, each with its place, and the results of calls and configs that they determine.
+No file outside the folders is read, not even by a link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from stoker.units import show_bytes
 
 ADD_ARGUMENT = "add_argument"
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
-"""Names of folders that hold other people's code."""
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
@@ -54,7 +53,6 @@ class OwnFolders:
         self._bytes = 0
 
     def contains(self, real: Path) -> bool:
-        """True for a real path inside the folders and outside installed packages."""
         return any(
             real.is_relative_to(root) and not INSTALLED.intersection(real.relative_to(root).parts)
             for root in self.roots
@@ -92,7 +90,6 @@ class OwnFolders:
         return data.decode("utf-8-sig")
 
     def name_of(self, path: Path) -> str:
-        """Return a path relative to the folder that contains it."""
         place = Path(os.path.abspath(path))
         return next((str(place.relative_to(root)) for root in self.roots if place.is_relative_to(root)), str(path))
 
@@ -128,7 +125,6 @@ class OwnFolders:
         return base if package and base.is_dir() and self.contains(Path(os.path.realpath(base))) else None
 
     def listing(self) -> Iterator[str]:
-        """Yield the files of the folders, without hidden and installed ones."""
         for root in self.roots:
             for folder, folders, files in os.walk(root):
                 folders[:] = sorted(name for name in folders if name not in INSTALLED and not name.startswith("."))
@@ -157,8 +153,6 @@ class SourceModule:
 
 
 class OwnModules:
-    """Loads the user's modules, each once."""
-
     def __init__(self, folders: OwnFolders, *, note: Callable[[str], None]) -> None:
         self._folders = folders
         self._note = note
@@ -169,7 +163,6 @@ class OwnModules:
         return self._loaded(self._folders.module(parts, beside=importer.file, level=level))
 
     def submodule(self, package: SourceModule, name: str) -> SourceModule | None:
-        """Return a module in the folder of a package."""
         return self._loaded(self._folders.inside(package.folder, name)) if package.folder is not None else None
 
     def _loaded(self, path: Path | None) -> SourceModule | None:
@@ -244,7 +237,6 @@ CONFIG_READERS = {
     "tomli.loads": "toml", "toml.load": "toml", "yaml.safe_load": "yaml", "yaml.load": "yaml",
     "yaml.full_load": "yaml", "omegaconf.OmegaConf.load": "yaml",
 }  # fmt: skip
-"""Calls that read a config, and its format."""
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -274,12 +266,10 @@ class Known:
     sure: float = 0.95
 
     def weakened(self, factor: float) -> Known:
-        """Return the same value, less sure."""
         return Known(self.value, self.where, self.sure * factor)
 
     @property
     def constant(self) -> bool:
-        """True for a text, a number, a truth value or None."""
         return self.value is None or isinstance(self.value, str | int | float | bool)
 
 
@@ -291,14 +281,11 @@ class InstalledName:
 
     @property
     def last(self) -> str:
-        """The last part of the name."""
         return self.dotted.rpartition(".")[2]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that the source opens or reads."""
-
     path: str
 
 
@@ -314,7 +301,6 @@ class CallSite:
 
     @property
     def last(self) -> str:
-        """The last part of the name."""
         return self.dotted.rpartition(".")[2]
 
     def argument(self, place: int, *names: str) -> Known | None:
@@ -325,7 +311,6 @@ class CallSite:
         return self.args[place] if 0 <= place < len(self.args) else None
 
     def gives(self, place: int, *names: str) -> bool:
-        """True if the argument is given, known or not."""
         return any(name in self.kwargs for name in names) or 0 <= place < len(self.args)
 
 
@@ -349,14 +334,12 @@ def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where:
 
 
 def compared(op: ast.cmpop, left: Known | None, right: Known | None, where: str) -> Known | None:
-    """Return whether two constants are equal, or differ."""
     if left is None or right is None or not (left.constant and right.constant) or type(op) not in _COMPARED:
         return None
     return Known(_COMPARED[type(op)](left.value, right.value), where, min(left.sure, right.sure))
 
 
 def item(base: Known | None, index: Known | None) -> Known | None:
-    """Return an item of a list or of named values."""
     if base is None or index is None:
         return None
     if isinstance(base.value, dict):

@@ -37,7 +37,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Values = Mapping[str, Known | None]
 
 _UNDECIDED = 0.85
-"""Certainty that is left in a branch that may not be taken."""
 _PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses"})
 _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
 
@@ -67,7 +66,6 @@ class Scope:
     returned: Known | None = None
 
     def where(self, node: ast.AST) -> str:
-        """Return the place of a node, as `file:line`."""
         return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
 
 
@@ -86,7 +84,6 @@ class Scanner:
         self._returned: dict[int, Known | None] = {}
 
     def note(self, why: str) -> None:
-        """Keep why something was not read."""
         if why not in self.notes:
             self.notes.append(why)
 
@@ -151,7 +148,6 @@ class Scanner:
                 self._inside(node, scope)
 
     def _inside(self, node: ast.AST, scope: Scope) -> None:
-        """Scan the expressions and blocks inside a node that says nothing itself."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.value(child, scope)
@@ -483,7 +479,6 @@ class Scanner:
         return value
 
     def _fields(self, made: OwnCode) -> dict[str, Known]:
-        """Return the fields that the bodies of a class and its bases set."""
         fields = dict[str, Known]()
         for each in reversed(self._with_bases(made)):
             for node in each.node.body:
@@ -495,7 +490,6 @@ class Scanner:
         return fields
 
     def _with_bases(self, made: OwnCode) -> list[OwnCode]:
-        """Return a class and the user's classes that it derives from, each once."""
         found = [made]
         for each in found:
             for base in _bases_of(each):
