@@ -51,7 +51,6 @@ CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
 
 
 def names(group: str) -> list[str]:
-    """Return the names in a group, sorted."""
     return sorted({point.name for point in _points(group)})
 
 
@@ -93,7 +92,6 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _points(group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of installed packages and of Stoker's checkout."""
     found = importlib.metadata.entry_points(group=group)
     declared = configparser.ConfigParser()
     declared.read(CHECKOUT)
@@ -118,7 +116,6 @@ def _package(point: EntryPoint) -> str:
 
 
 def is_program(name: str) -> bool:
-    """True if this names a Python file."""
     return name.endswith(".py")
 
 
@@ -153,8 +150,6 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
 
 
 class FromEntryPoints(click.Group):
-    """A group with subcommands from entry points."""
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Format the help as click does. A subcommand that cannot be imported shows its error."""
         rows: list[tuple[str, str]] = []
@@ -172,10 +167,7 @@ class FromEntryPoints(click.Group):
 
 
 class Apps(FromEntryPoints):
-    """`stoker run`: one subcommand per application."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        """Return the names of all installed applications."""
         return names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -186,7 +178,6 @@ class Apps(FromEntryPoints):
         return with_session(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. With `--detach` check the arguments and start a detached run."""
         if not ctx.params.get("detach"):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
@@ -208,7 +199,6 @@ class Apps(FromEntryPoints):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, and suggest the nearest name."""
         names = self.list_commands(ctx)
         if args and is_program(args[0]):
             return super().resolve_command(ctx, args)
@@ -226,7 +216,6 @@ _SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
 
 
 def with_session(command: click.Command) -> click.Command:
-    """Add `--session` to an application's command, so that it joins that session."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
@@ -263,7 +252,6 @@ def _program(path: Path) -> click.Command:
 
 
 def _check_before_detaching(name: str, *, session: str | None) -> None:
-    """Raise now what would end the detached process at once: an unreadable program, an unknown session."""
     if is_program(name):
         read_program(Path(name))
     if session:

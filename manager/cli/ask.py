@@ -78,23 +78,18 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """Ask for the status of the session."""
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
-        """Ask why a call, pilot, library or context is where it is."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Ask for some calls of the session, of each state or of one."""
         return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
-        """End the session."""
         self._ask(to_manager.EndSession(reason), to_client.SessionOver)
 
     def _ask(self, question: Any, kind: type[A]) -> A:
@@ -123,7 +118,6 @@ class Observer:
 
 
 def _ended_by_hand(folder: SessionFolder) -> str:
-    """Return how to end a silent manager on this machine; empty for another machine, or none."""
     holder = lease.read_if_whole(folder.lease)
     if holder is None or not lease.is_alive(holder):
         return ""
@@ -134,7 +128,6 @@ def _ended_by_hand(folder: SessionFolder) -> str:
 
 
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
-    """Return what to do about a manager with another protocol version; empty for the same one."""
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
@@ -146,7 +139,6 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
 
 
 def _ended_at(folder: SessionFolder) -> str:
-    """Return the time of the manager's last write, with the date if that is not today."""
     newest = 0.0
     for path in (folder.journal, folder.manager_log, folder.file):
         with contextlib.suppress(OSError):
@@ -156,7 +148,6 @@ def _ended_at(folder: SessionFolder) -> str:
 
 
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
-    """Return why nothing listens at a session's address."""
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
         return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")

@@ -72,7 +72,6 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
 
 
 def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
-    """Two lines per group of failed calls: the counts, and the message of the last one."""
     out = []
     for group in groups[:limit]:
         when = f"{show_seconds(group.last_s)} ago"

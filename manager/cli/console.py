@@ -34,19 +34,16 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """Print one line."""
     lines([text])
 
 
@@ -57,7 +54,6 @@ def note(text: str) -> None:
 
 
 def error(text: str) -> None:
-    """Print an error and its remedy on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -67,7 +63,6 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_terminal() -> Iterator[None]:
-    """Ignore a closed terminal: the command still cleans up what it has started."""
     try:
         yield
     except OSError as trouble:
@@ -76,7 +71,6 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print the one document of `--json`."""
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -85,7 +79,6 @@ def json(value: Any) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Write bytes unchanged: output of a call, a log."""
     if sys.stdout is None:
         return
     with survive_closed_pipe():
@@ -101,7 +94,6 @@ class Redrawn:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -110,7 +102,6 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Give the block a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -120,7 +111,6 @@ def redrawn() -> Iterator[Redrawn]:
 
 
 def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Lines) -> ProgressBar:
-    """A bar for a terminal, which vanishes at the end of its block."""
     return ProgressBar(name, total=total, facts=facts, below=below, console=Console(highlight=False), vanishes=True)
 
 
@@ -141,7 +131,6 @@ def survive_closed_pipe() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Drop buffered output, which Python would write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -162,8 +151,6 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A whole number from `least` to `most`."""
-
     name = "number"
 
     def __init__(self, least: int = 1, most: int = MOST) -> None:
@@ -187,7 +174,6 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the size in bytes. Fails without a unit and for 0."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:
@@ -198,8 +184,6 @@ class ByteSize(click.ParamType[int]):
 
 
 class Seconds(click.ParamType[float]):
-    """A number of seconds, at least 0."""
-
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

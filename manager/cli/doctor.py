@@ -38,7 +38,6 @@ STORE = "performance.sqlite"
 
 
 def measurement_store() -> Iterator[Finding]:
-    """Check the file of measurements."""
     path = state_folder() / STORE
     if not path.exists():
         yield ok("store", f"no measurements yet: the first run makes {path}")
@@ -57,7 +56,6 @@ def measurement_store() -> Iterator[Finding]:
 
 
 def earlier_sessions() -> Iterator[Finding]:
-    """Check the sessions that are known here: live, lost and over."""
     found = sessions.known_sessions()
     alive = [each.session for each in found if each.state is SessionState.UP]
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
@@ -103,7 +101,6 @@ _PATIENCE_S = 3.0
 
 
 def orphaned_processes() -> Iterator[Finding]:
-    """Find processes of ended sessions on this machine."""
     if found := list(orphaned()):
         what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
         fix = "kill " + " ".join(str(each.pid) for each in found)
@@ -113,7 +110,6 @@ def orphaned_processes() -> Iterator[Finding]:
 
 
 def orphaned_jobs() -> Iterator[Finding]:
-    """Find jobs of ended sessions in batch systems."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
@@ -153,7 +149,6 @@ def _is_over(path: Path) -> bool:
 
 
 def _died(path: Path) -> bool:
-    """True if the session belonged to a program and its manager is dead."""
     folder = SessionFolder(path)
     try:
         holder = lease.read(lease.lease_file(folder))
@@ -264,7 +259,6 @@ def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) ->
 
 
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
-    """Yield every finding. A check that raises is a finding too."""
     for check in CHECKS if checks is None else checks:
         try:
             yield from check.run()

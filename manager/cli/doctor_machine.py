@@ -30,8 +30,6 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
-    """How much a finding matters."""
-
     OK = "ok"
     """It works."""
     NO = "no"
@@ -52,22 +50,18 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what is here and works."""
     return Finding(topic, Level.OK, text, fix)
 
 
 def no(topic: str, text: str) -> Finding:
-    """Return a finding of what is not here and not needed."""
     return Finding(topic, Level.NO, text)
 
 
 def warn(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what makes something slower or smaller."""
     return Finding(topic, Level.WARN, text, fix)
 
 
 def need(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what is needed and missing."""
     return Finding(topic, Level.NEED, text, fix)
 
 
@@ -103,12 +97,10 @@ _REQUIREMENT = re.compile(
 
 
 def python() -> Iterator[Finding]:
-    """Check the interpreter."""
     yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
-    """Check the packages that Stoker requires, and its extras."""
     try:
         stated = importlib.metadata.requires("stoker") or []
     except importlib.metadata.PackageNotFoundError:
@@ -134,7 +126,6 @@ def packages() -> Iterator[Finding]:
 
 
 def models() -> Iterator[Finding]:
-    """Check the files of the default model."""
     spec = importlib.util.find_spec(_MODEL)
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [file for place in places for file in Path(place).rglob("*.gguf")]
@@ -199,7 +190,6 @@ _DRIVER_WITHIN_S = 20.0
 
 
 def devices() -> Iterator[Finding]:
-    """Check which devices a pilot here would offer, with the pilot's own code."""
     try:
         devices = find_devices("auto")
     except StokerError as error:
@@ -215,7 +205,6 @@ def devices() -> Iterator[Finding]:
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
-    """Check which devices a pilot of this local site would offer."""
     topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
@@ -317,7 +306,6 @@ def limits() -> Iterator[Finding]:
 
 
 def sockets() -> Iterator[Finding]:
-    """Check that a CURVE message passes over loopback."""
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
         yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)

@@ -229,7 +229,6 @@ def _places(around: HostFacts) -> Iterator[Finding]:
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
-    """Check whether the cluster has what the site file names."""
     topic = f"site {site.name}"
     if site.engine is Engine.TASKVINE:
         yield _taskvine(topic)
@@ -281,7 +280,6 @@ def _taken(topic: str, site: Site) -> Finding:
 
 
 def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
-    """Many pools run jobs as other users (slot1, nobody), who cannot pass a closed folder."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
@@ -367,7 +365,6 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
 
 
 def _forget(folder: SessionFolder) -> None:
-    """Clean up the session of a probe whose start was interrupted."""
     if folder.file.exists():  # its manager was just coming up
         down.end(folder)
     else:
@@ -375,7 +372,6 @@ def _forget(folder: SessionFolder) -> None:
 
 
 def one_minute(site: Site) -> Site:
-    """Return the site with a single block of one minute."""
     replace = msgspec.structs.replace
     return replace(
         site,
@@ -413,7 +409,6 @@ def _lacks(status: Status, site: Site) -> str:
 
 
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
-    """Return what it means that no pilot joined, and what to do."""
     pending = show_status.pending_of(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason is told"

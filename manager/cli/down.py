@@ -127,7 +127,6 @@ def wait_until_gone(
 
 
 def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
-    """Return what is left, and what to do about it."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [
         f"session {name} was told to end, but not all of it has:",
@@ -144,7 +143,6 @@ def _without_last_records(folder: SessionFolder, why: str) -> str:
 
 
 def ended(before: Status | None, *, name: str) -> str:
-    """Return the summary of a session that has ended. `before`: its status before."""
     return f"session {name} has ended{_summary(before)}; nothing of it is left running"
 
 

@@ -68,7 +68,6 @@ def drop_unwritten() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit, as `stoker.manager.cli.main.main` does."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -154,7 +154,6 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
 
 
 def verdict_lines(verdict: FailureVerdict) -> list[str]:
-    """Return the verdict as lines; if it is not sure, what happened."""
     done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
     proof = []
     for line in verdict.proof[:_SHOWN]:
@@ -226,7 +225,6 @@ def _failed(text: str) -> re.Match[str] | None:
 
 
 def _is_over(story: Story) -> bool:
-    """True if a pilot or library is gone, by its headline."""
     return story.headline.startswith("gone") or ": gone, " in story.headline
 
 
@@ -278,7 +276,6 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
 
 
 def render(story: Story) -> list[str]:
-    """Return the lines of `stoker explain`."""
     return show_status.story_lines(story, today=datetime.date.today())
 
 

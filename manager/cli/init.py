@@ -159,12 +159,10 @@ def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
 
 
 def _written(memory: int) -> str:
-    """Memory in whole units: a node rarely grants its last bytes."""
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
 def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    """Why a pilot asks for this size. `smallest`: the smallest machine; empty if machines are unknown."""
     size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, since the machines are not known; change them"
@@ -187,7 +185,6 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
 
 
 def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    """The section [pilot]. `cpu`: cores and memory of a pilot without GPUs."""
     lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
@@ -238,7 +235,6 @@ def _named(slurm: Slurm, name: str) -> Partition:
 
 
 def describe(slurm: Slurm, each: Partition) -> str:
-    """A partition in a few words: `backfill (preemptible, REQUEUE; a10:2 x 4)`."""
     facts = [", ".join(dict.fromkeys(str(gpus) for gpus in each.gpus)) or f"{each.nodes} nodes, no GPUs"]
     if slurm.is_preemptible(each):
         facts.insert(0, f"preemptible, {each.preempt}")
@@ -293,7 +289,6 @@ def init(*, output: Path, partition: str) -> None:
 
 
 def render(made: Draft, *, output: Path) -> list[str]:
-    """What was found and chosen, and what to do next."""
     out = [f"wrote {output}: {made.headline}", ""]
     out += [f"  {why}" for why in made.reasons]
     out += [

@@ -141,7 +141,6 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
 
 
 def nothing_printed(story: Story) -> str:
-    """Return the message for a block whose job left no output."""
     return (
         f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
         " when it has ended, and its pilots have logs of their own: stoker logs"
@@ -187,7 +186,6 @@ def logs(*, what: str, follow: bool, session: str) -> None:
 
 
 def is_call(what: str) -> bool:
-    """True for `c-12`, `c-1.12` and `12`."""
     try:
         parse_call(what)
     except ValueError:

@@ -27,7 +27,6 @@ class CommandGroup(FromEntryPoints):
     """Stoker's own commands, and those that installed packages declare."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Sorted. A package cannot replace one of Stoker's own."""
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click

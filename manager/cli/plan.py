@@ -116,7 +116,6 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
 
 
 def _shortest(function: str) -> str:
-    """Return the function's name without the working folder."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(function).relative_to(Path.cwd().resolve()))
     return function
@@ -140,7 +139,6 @@ def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
 
 
 def render(found: RunPlan) -> list[str]:
-    """Return the lines of `stoker plan`."""
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
     out = [

@@ -105,14 +105,12 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
 
 
 def compared(makespans: MakespanComparison) -> str:
-    """How long the session would take in the simulator."""
     live, error = show_seconds(makespans.live_s), makespans.error
     simulated = show_seconds(makespans.live_s * (1 + error))
     return f"  from its first call to its last end: {live} live, {simulated} simulated ({error:+.1%})"
 
 
 def _lives(folder: SessionFolder, journal: Path) -> bool:
-    """True if the session's manager is up and writes this journal."""
     with contextlib.suppress(SessionError):
         return journal == folder.journal and presence.is_up(folder)
     return False

@@ -26,7 +26,6 @@ from stoker.whole_files import write_whole
 
 
 def main(arguments: list[str]) -> int:
-    """Keep one run. Returns its exit status."""
     run, command = DetachedRun(Path(arguments[0])), arguments[1:]
     lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     locks.take(lock)

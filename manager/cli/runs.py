@@ -62,8 +62,6 @@ class RunEnd(msgspec.Struct, frozen=True):
 
 
 class DetachedRun:
-    """A detached run, read from its folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
@@ -74,38 +72,31 @@ class DetachedRun:
 
     @property
     def facts(self) -> RunFile | None:
-        """The program's command and process; None until the keeper has started it."""
         return _read(self.file, RunFile)
 
     @property
     def end(self) -> RunEnd | None:
-        """The end; None if no end was written."""
         return _read(self.end_file, RunEnd)
 
     @property
     def session(self) -> str:
-        """The folder of the session that it loaded last; empty if none."""
         with suppress(OSError):
             return (self.path / "session").read_text()
         return ""
 
     def is_running(self) -> bool:
-        """True if the program runs or is starting."""
         return self.end is None and (is_locked(self.lock) is True or self.is_alive_here())
 
     def is_alive_here(self) -> bool:
-        """True if the program is a live process of this machine."""
         facts = self.facts
         return facts is not None and facts.machine == machine() and started(facts.pid) == facts.pid_started != 0
 
     def state(self) -> str:
-        """`running`, `exit status 0`, or the words for an unknown exit status."""
         if (end := self.end) is not None:
             return show_status(end.status)
         return "running" if self.is_running() else "ended without an exit status (killed, or its host was restarted)"
 
     def title(self, *, now: float) -> str:
-        """Return one line: state, time and host."""
         facts, end = self.facts, self.end
         if facts is None:
             return f"{self.name}  {self.state()}"
@@ -118,18 +109,15 @@ class DetachedRun:
 
 
 def show_status(status: int) -> str:
-    """Return `exit status 3`, or `exit status 137 (ended by signal 9)`."""
     signal = status - _STATUS_OF_SIGNAL
     return f"exit status {status}" + (f" (ended by signal {signal})" if 0 < signal < 65 else "")
 
 
 def runs_folder() -> Path:
-    """Return the folder of all detached runs."""
     return state_folder() / "runs"
 
 
 def known_runs() -> list[DetachedRun]:
-    """Return all runs, newest first."""
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
         return [DetachedRun(path) for path in sorted(found, key=_changed_at, reverse=True)]
@@ -137,7 +125,6 @@ def known_runs() -> list[DetachedRun]:
 
 
 def named_run(name: str) -> DetachedRun | None:
-    """Return the run of this name; None if it does not exist."""
     if not _NAME.fullmatch(name) or not (path := runs_folder() / name).is_dir():
         return None
     return DetachedRun(path)
@@ -174,7 +161,6 @@ def new_run(name: str, *, what: str) -> DetachedRun:
 
 
 def remove(run: DetachedRun) -> None:
-    """Remove the folder of a finished run, with its log."""
     shutil.rmtree(run.path, ignore_errors=True)
 
 
@@ -184,7 +170,6 @@ def over_for_s(run: DetachedRun) -> float:
 
 
 def render(found: Sequence[DetachedRun], *, now: float) -> list[str]:
-    """Return the lines of `stoker sessions` about runs."""
     return [f"  {run.title(now=now)}" for run in found]
 
 
@@ -247,7 +232,6 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
 
 
 def render_started(run: DetachedRun) -> list[str]:
-    """Return the lines of `stoker run --detach`."""
     facts = run.facts
     where = f" on {facts.host} (pid {facts.pid})" if facts is not None else ""
     return [
@@ -318,7 +302,6 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
 
 
 def facts_of(run: DetachedRun) -> dict[str, object]:
-    """Return the facts of a run for `--json`."""
     end, facts = run.end, run.facts
     return {
         "run": run.name,
@@ -332,7 +315,6 @@ def facts_of(run: DetachedRun) -> dict[str, object]:
 
 
 def wait_until(true: Callable[[], bool], *, limit_s: float) -> None:
-    """Wait until the condition is true, at most `limit_s`."""
     until = time.monotonic() + limit_s
     while not true() and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)

@@ -130,12 +130,10 @@ def _find(name: str) -> SessionFolder:
 
 
 def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
-    """Sort sessions by the rule above; `candidates` are sorted, the newest first."""
     return sorted(candidates, key=lambda each: (not each.is_own, not each.is_up and not each.is_own))
 
 
 def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
-    """Return what to say of the choice; empty if the user expects it."""
     others = [each.session for each in candidates if each.is_up and each is not best]
     of = "" if best.is_own or best.is_up else f", which ran in {_ran_in(best.folder)}"
     if not others:
@@ -151,12 +149,10 @@ _NAMED = 3
 
 
 def _ran_in(folder: Path) -> Path:
-    """Return the program's folder, which holds `runinfo`; of a session elsewhere its own folder."""
     return folder.parents[2] if folder.parent.parent.name == "runinfo" else folder
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    """Return the known sessions whose id starts with `name`, newest first."""
     wait_for_begun(name)
     here = _here()
     found: list[tuple[str, SessionFolder, bool]] = []
@@ -209,7 +205,6 @@ def _is_of(folder: Path, here: Path) -> bool:
 
 
 def _here() -> Path | None:
-    """The folder where the command was typed; None if it was removed."""
     try:
         return Path.cwd().resolve()
     except OSError:
@@ -301,7 +296,6 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 
 def is_several(story: to_client.Story) -> bool:
-    """True if several names in the session start with the subject."""
     return not story.found and story.headline.startswith("could be")
 
 
@@ -335,7 +329,6 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
 
 
 def names_in(status: to_client.Status) -> list[str]:
-    """Return the names of pilots, contexts, libraries and blocks."""
     return [
         *(pilot.pilot for pilot in status.pilots),
         *(context.name for context in status.contexts if context.key != BARE.key),
@@ -347,7 +340,6 @@ def names_in(status: to_client.Status) -> list[str]:
 
 @contextlib.contextmanager
 def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
-    """Turn any error of replaying a damaged or foreign journal into one line."""
     if not segments.exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:

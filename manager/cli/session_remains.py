@@ -76,7 +76,6 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of any session here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -102,7 +101,6 @@ def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, 
 
 
 def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's factory if it still manages jobs on another machine."""
     lock = folder.path / "factory.lock"
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
         return
@@ -228,7 +226,6 @@ def size_bytes(folder: Path) -> int:
 
 
 def _objections(folder: SessionFolder) -> Iterator[str]:
-    """Yield reasons against removing a folder, cheap checks first."""
     for name in _LOCKED:
         if is_locked(folder.path / name):
             yield f"{name} is locked: a process of it is alive"

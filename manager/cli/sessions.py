@@ -43,8 +43,6 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
-    """The state of a session."""
-
     UP = "up"
     """Its manager runs."""
     LOST = "lost"
@@ -99,7 +97,6 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
 
 
 def known_sessions() -> list[KnownSession]:
-    """Return every session whose folder exists, newest first."""
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
@@ -113,7 +110,6 @@ def known_sessions() -> list[KnownSession]:
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
-    """Return the lines of `stoker sessions`."""
     if not found:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
     width = max(len(each.session) for each in found)
@@ -132,7 +128,6 @@ def render(found: Sequence[KnownSession]) -> list[str]:
 
 
 def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
-    """Return the lines of `stoker sessions --prune`."""
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
@@ -146,7 +141,6 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """None if the session is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
         return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
@@ -231,7 +225,6 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
-    """Return the lines of `stoker caches`."""
     where = f"{kept.folder} on {kept.host}"
     if clear:
         rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""

@@ -66,7 +66,6 @@ def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
 
 
 def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
-    """`578 ± 12`: significant digits only; a dash without a number."""
     if found is None:
         return "–"
     mean, half_width = found.mean * scale, (found.half_width or 0.0) * scale
@@ -77,7 +76,6 @@ def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
 
 
 def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
-    """Return what the table does and does not show, in sentences."""
     out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
         if row.cut_off:
@@ -95,7 +93,6 @@ def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: S
 
 
 def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
-    """Return how long the simulations took."""
     events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
     rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
     many = f"{jobs} processes" if jobs > 1 else "one process"
@@ -103,7 +100,6 @@ def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
 
 
 def written(what: WrittenFiles) -> str:
-    """Return the line about a written file."""
     if not what.paths:
         return f"  {what.what:9} none: {what.about}"
     first = what.paths[0]
@@ -152,7 +148,6 @@ def next_steps(
 
 
 def count(number: int, noun: str) -> str:
-    """`1 run`, `10 runs`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -185,13 +180,11 @@ class SimulationProgress:
         self.bar = console.progress_bar("runs", total=total, facts=self._facts, below=self._runs) if shown else None
 
     def goes_on(self, policy: str, seed: int, now_s: float, ended: int) -> None:
-        """A run has reached `now_s` of its time and has `ended` calls."""
         self._going[policy, seed] = now_s, ended
         if self.bar is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
             self._draw(self.bar)
 
     def done(self, run: FinishedRun) -> None:
-        """A run is done."""
         self._done += 1
         self._going.pop((run.policy, run.seed), None)
         if self.bar is not None:
@@ -263,7 +256,6 @@ class SimulationRequest(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """Return the words of a command for the same world and policies."""
         options = [("--set", change) for change in self.changes] + [("--policy", policy) for policy in self.policies]
         return [self.given, *(word for option in options for word in option)]
 
@@ -277,7 +269,6 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """The number of runs."""
         return len(self.scenario.policies) * self.scenario.seeds
 
 
@@ -349,7 +340,6 @@ def _collect(plan: SimulationPlan, runs: list[FinishedRun], shown: SimulationPro
 
 
 def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
-    """Write the table and all files, also after an early stop."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
     all_at_once = isinstance(scenario.workload, SweepCalls)
@@ -384,7 +374,6 @@ def _header(plan: SimulationPlan) -> list[str]:
 
 
 def show_known(*, as_json: bool) -> None:
-    """List the scenarios and policies that ship."""
     if as_json:
         console.json(_shipped_names())
     else:

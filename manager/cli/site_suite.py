@@ -19,8 +19,6 @@ from stoker.units import show_seconds
 
 
 class PromiseVerdict(enum.Enum):
-    """How a promise ended."""
-
     HOLDS = "holds"
     FAILS = "fails"
     NOT_TRIED = "not tried"
@@ -54,13 +52,11 @@ class SiteReport(msgspec.Struct, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """True if the run finished, a promise holds and none fails."""
         verdicts = {each.verdict for each in self.promises}
         return not self.interrupted and PromiseVerdict.HOLDS in verdicts and PromiseVerdict.FAILS not in verdicts
 
 
 def render(report: SiteReport) -> list[str]:
-    """Return the lines of the page."""
     out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
     out += [f"  warn  {trouble}" for trouble in report.troubles]
     for verdict in PromiseVerdict:
@@ -71,7 +67,6 @@ def render(report: SiteReport) -> list[str]:
 
 
 def line_of(promise: TriedPromise) -> list[str]:
-    """Return the lines of one promise."""
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
     if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
@@ -145,13 +140,11 @@ def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> li
 
 
 def _environ() -> dict[str, str]:
-    """Leave out options and plugins for the user's own tests."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the suite. Ctrl-C also reaches the suite, which writes its page before it ends."""
     while True:
         try:
             process.wait()

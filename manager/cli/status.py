@@ -79,7 +79,6 @@ class StatusPicture:
         self._trouble = ""
 
     def show(self, status: Status) -> None:
-        """Show this status."""
         if console.is_terminal():
             served = _served(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
@@ -88,7 +87,6 @@ class StatusPicture:
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
-        """Show why the session cannot be asked."""
         if console.is_terminal():
             self._place.show([text])
         elif text != self._trouble:
@@ -125,14 +123,12 @@ def _served(folder: SessionFolder, status: Status) -> list[str]:
 
 
 def policy_of(folder: SessionFolder) -> str:
-    """Return the session's policies in words; empty for the default ones."""
     from stoker.manager.live.chosen import policy_in_words
 
     return policy_in_words(folder)
 
 
 def watch_every_s() -> float:
-    """Return the seconds between two looks at a watched session."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
@@ -215,7 +211,6 @@ class AttachedPicture:
         self._folder = folder
 
     def run(self) -> None:
-        """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
             picture = StatusPicture(place, policy=policy_of(self._folder), folder=self._folder)
             while True:

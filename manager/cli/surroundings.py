@@ -76,7 +76,6 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def gpu_count(self) -> int:
-        """GPUs on all nodes."""
         return sum(each.count * each.nodes for each in self.gpus)
 
 
@@ -90,7 +89,6 @@ class Slurm(msgspec.Struct, frozen=True):
     trouble: str = ""
 
     def is_preemptible(self, partition: Partition) -> bool:
-        """True if jobs there may lose their nodes to another partition."""
         above = any(other.tier > partition.tier for other in self.partitions)
         return self.preempts and above and partition.preempt not in ("", "OFF")
 
@@ -163,18 +161,15 @@ def read_limit(text: str) -> float:
 
 
 def read_accounts(text: str) -> list[str]:
-    """Return the distinct accounts of `sacctmgr -nP show assoc ... format=account`."""
     return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def read_preempts(text: str) -> bool:
-    """True if `scontrol show config` says that partitions preempt each other."""
     found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
     return found is not None and found[1] not in ("preempt/none", "(null)")
 
 
 def _with_grants(partition: Partition, text: str) -> Partition:
-    """Add what `scontrol show partition --oneliner` says about grants and limits."""
     line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
     found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
     per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
@@ -285,7 +280,6 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 def inspect_host() -> HostFacts:
-    """Inspect this host without submitting anything. No command takes longer than COMMAND_LIMIT_S."""
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
@@ -322,7 +316,6 @@ def is_shared(path: Path) -> bool:
 
 
 def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    """Return the type of the file system of a folder, from the mounts."""
     for place in (path, *path.parents):
         if str(place) in mounts:
             return mounts[str(place)]
@@ -372,7 +365,6 @@ def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKin
 
 
 def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
-    """The output of a command; empty if it fails."""
     try:
         said = run(command)
     except BatchTrouble:

@@ -54,18 +54,15 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
 
 
 def nothing_came(status: Status) -> bool:
-    """True if blocks have ended and nothing else is there."""
     return bool(status.ended_blocks) and not status.jobs and not status.pilots
 
 
 def refused(status: Status) -> bool:
-    """True if everything that was submitted was refused."""
     taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
     return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
 
 
 def story(folder: SessionFolder) -> str:
-    """Return what happened to the first block."""
     with Observer(folder) as observer:
         return observer.story("b1").headline
 
@@ -133,7 +130,6 @@ def _dry_run(sites: Sequence[Site]) -> None:
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    """End a session whose first block was refused, and raise its reason."""
     why = story(folder)
     words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])

@@ -100,8 +100,6 @@ def _movable(script: bytes) -> bytes:
 
 
 class _Compressor(io.RawIOBase):
-    """Compresses data in blocks."""
-
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
         self._workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0))))
@@ -120,11 +118,9 @@ class _Compressor(io.RawIOBase):
             self._pool.shutdown(cancel_futures=True)
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # what tarfile gives
-        """Take data. A full block is compressed in another thread."""
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
             self._begin()

@@ -58,7 +58,6 @@ _STARTER = (
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
-    """Return the folder with the files for nodes of a site."""
     return folder.path / "carried" / site.name / CARRIED_AS
 
 
@@ -150,7 +149,6 @@ class _Progress:
         self._next = time.monotonic() + _EVERY_S / 5
 
     def tell(self, done: int, total: int) -> None:
-        """Report that `done` of `total` bytes are packed."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             self._say(

@@ -145,7 +145,6 @@ def _folders() -> Iterator[str]:
 
 
 def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
-    """Packages and modules in source folders that a line of a `.pth` file adds to `sys.path`."""
     for folder in folders:
         for file in sorted(os.listdir(folder)):
             if not file.endswith(".pth"):
@@ -169,7 +168,6 @@ def _importable(folder: str) -> Iterator[Editable]:
 
 
 def _targets() -> Iterator[Editable]:
-    """Packages that `pip install --target` has put into folders of the search path."""
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -186,7 +184,6 @@ def _holds_python(folder: str) -> bool:
 
 
 def _mapped() -> Iterator[Editable]:
-    """Packages that import hooks of editable installs (setuptools) map."""
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):
@@ -196,7 +193,6 @@ def _mapped() -> Iterator[Editable]:
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
-    """Raise ConfigError for an editable install that was not found: its tool uses another hook."""
     for distribution in importlib.metadata.distributions(path=list(folders)):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if not origin.get("dir_info", {}).get("editable"):

@@ -47,8 +47,6 @@ _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(
 
 
 class MemberKind(enum.Enum):
-    """How to pack a file."""
-
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
@@ -68,7 +66,6 @@ class ArchiveMember(NamedTuple):
 
 
 def package_members(installed: Installed) -> list[ArchiveMember]:
-    """Return everything importable except the standard library, and the environment's programs."""
     found: dict[str, ArchiveMember] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
@@ -139,7 +136,6 @@ def _members(
 
 
 def _bytecode(source: FoundFile) -> str | None:
-    """The path of a source's up-to-date bytecode; None without."""
     compiled = importlib.util.cache_from_source(source.path)
     try:
         with open(compiled, "rb") as file:
@@ -152,7 +148,6 @@ def _bytecode(source: FoundFile) -> str | None:
 
 
 def _conda_libraries(prefix: str) -> Iterator[ArchiveMember]:
-    """Shared libraries and data of the prefix, which packages find relative to themselves."""
     for part in ("lib", "share", "ssl", "etc", "libexec"):
         if os.path.isdir(os.path.join(prefix, part)):
             yield from _members(os.path.join(prefix, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
@@ -168,7 +163,6 @@ def _scripts(folder: str) -> Iterator[ArchiveMember]:
 
 
 def _bundled(files: list[str]) -> Iterator[ArchiveMember]:
-    """Shared libraries of the system that these files load, except the C library."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return
