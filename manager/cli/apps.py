@@ -191,7 +191,10 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        _check_before_detaching(name, session=below.params.get("session") or session)
+        if is_program(name):  # what would end the detached process at once is raised here
+            read_program(Path(name))
+        if joined := below.params.get("session") or session:
+            find_session(joined)
         before = ["--session", session] if session else []
         runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
@@ -249,13 +252,6 @@ def _program(path: Path) -> click.Command:
         run_program(path, arguments)
 
     return program
-
-
-def _check_before_detaching(name: str, *, session: str | None) -> None:
-    if is_program(name):
-        read_program(Path(name))
-    if session:
-        find_session(session)
 
 
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")

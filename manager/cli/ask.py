@@ -108,26 +108,24 @@ class Observer:
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
+        holder = lease.read_if_whole(self.folder.lease)
+        by_hand = ""
+        if holder is not None and lease.is_alive(holder):
+            by_hand = (
+                f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach"
+                f" {self.folder.path}`, starts another one, which goes on from the journal"
+            )
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
             f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}"
-            f"{_ended_by_hand(self.folder)}",
+            f"{by_hand}",
             session=self.file.session,
             log=str(self.folder.manager_log),
         )
 
 
-def _ended_by_hand(folder: SessionFolder) -> str:
-    holder = lease.read_if_whole(folder.lease)
-    if holder is None or not lease.is_alive(holder):
-        return ""
-    return (
-        f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach {folder.path}`, starts"
-        " another one, which goes on from the journal"
-    )
-
-
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
+    """Return the remedy for a manager with another protocol version; empty for the same one."""
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
@@ -138,19 +136,16 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
     )
 
 
-def _ended_at(folder: SessionFolder) -> str:
-    newest = 0.0
-    for path in (folder.journal, folder.manager_log, folder.file):
-        with contextlib.suppress(OSError):
-            newest = max(newest, path.stat().st_mtime)
-    at = datetime.datetime.fromtimestamp(newest)
-    return f"{at:%H:%M:%S}" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d %H:%M:%S}"
-
-
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
-        return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")
+        newest = 0.0  # the manager's last write
+        for path in (folder.journal, folder.manager_log, folder.file):
+            with contextlib.suppress(OSError):
+                newest = max(newest, path.stat().st_mtime)
+        at = datetime.datetime.fromtimestamp(newest)
+        day = "" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d} "
+        return f"session {file.session} ended at {day}{at:%H:%M:%S}" + (f" ({why})" if why else "")
     holder = lease.read_if_whole(folder.lease)
     if holder is not None and lease.is_alive(holder):
         return (

@@ -101,22 +101,20 @@ _PATIENCE_S = 3.0
 
 
 def orphaned_processes() -> Iterator[Finding]:
-    if found := list(orphaned()):
-        what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
-        fix = "kill " + " ".join(str(each.pid) for each in found)
-        yield warn("processes", f"left behind: {what}", fix)
-    else:
+    found = list(orphaned())
+    if not found:
         yield ok("processes", "no process was left behind")
+        return
+    what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
+    yield warn("processes", f"left behind: {what}", "kill " + " ".join(str(each.pid) for each in found))
 
 
 def orphaned_jobs() -> Iterator[Finding]:
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
-            yield from (
-                warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
-                for each in session_remains.jobs(folder, None)
-            )
+            for each in session_remains.jobs(folder, None):
+                yield warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
@@ -128,7 +126,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """Return the orphans on this machine, including pilots whose lease has not expired yet."""
+    """Yield the orphans on this machine, also pilots whose lease has not expired yet."""
     found = list(session_remains.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):
@@ -140,28 +138,25 @@ def orphaned() -> Iterator[OrphanProcess]:
 
 
 def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+    """Return the folders of sessions that are over, or whose program and manager are dead."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
-    return {path for path in {path for _, _, path in found} if _is_over(path) or (path not in managed and _died(path))}
-
-
-def _is_over(path: Path) -> bool:
-    return not path.exists() or bool(detached.over(SessionFolder(path)))
-
-
-def _died(path: Path) -> bool:
-    folder = SessionFolder(path)
-    try:
-        holder = lease.read(lease.lease_file(folder))
-        return holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
-    except (OSError, StokerError):
-        return False
+    gone = set[Path]()
+    for path in {path for _, _, path in found}:
+        folder = SessionFolder(path)
+        died = False
+        with contextlib.suppress(OSError, StokerError):
+            holder = lease.read(lease.lease_file(folder))
+            died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
+        if not path.exists() or detached.over(folder) or (path not in managed and died):
+            gone.add(path)
+    return gone
 
 
 # ---- the command
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: its name, the question that it answers, and the function that yields findings (each with its fix)."""
+    """A row of the table: `run` answers the question with findings, each with its fix."""
 
     name: str
     question: str
@@ -239,7 +234,7 @@ def doctor(
 
 
 def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
-    """Run the site suite on each site and show its pages. Raise Exit with 1 if something does not hold."""
+    """Run the site suite on each site and show its pages. Exits with 1 if something does not hold."""
     reports = []
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))

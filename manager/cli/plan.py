@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,12 +145,13 @@ def render(found: RunPlan) -> list[str]:
         f"plan · {work.app} on {found.site} · {work.inputs:,} inputs in {work.calls:,} calls · up to {written.blocks:,}"
         f" block{'s' * (written.blocks != 1)}, {devices} a pilot",
         "",
-        f"  finish        {_time_range(written.finish_s)}",
-        f"  device-hours  {_number_range(written.device_hours)}",
+        f"  finish        {_range(written.finish_s, _time, ' in 8 of 10 cases')}",
+        f"  device-hours  {_range(written.device_hours, _hours)}",
     ]
     if found.price:
-        cost = _scaled(written.device_hours, found.price)
-        out.append(f"  cost          {_number_range(cost)}, at {found.price:g} a device-hour")
+        price, hours = found.price, written.device_hours
+        cost = _range(hours, lambda number: _hours(number * price))
+        out.append(f"  cost          {cost}, at {price:g} a device-hour")
     out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
         out.append("  it may never be done like this: see below what it rests on")
@@ -174,16 +175,12 @@ def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[st
     return out
 
 
-def _time_range(times: Range) -> str:
-    return f"{_time(times.p50)}  ({_time(times.p10)} to {_time(times.p90)} in 8 of 10 cases)"
+def _range(found: Range, show: Callable[[float], str], cases: str = "") -> str:
+    return f"{show(found.p50)}  ({show(found.p10)} to {show(found.p90)}{cases})"
 
 
-def _number_range(numbers: Range) -> str:
-    return f"{numbers.p50:,.2f}  ({numbers.p10:,.2f} to {numbers.p90:,.2f})"
-
-
-def _scaled(numbers: Range, factor: float) -> Range:
-    return type(numbers)(numbers.p10 * factor, numbers.p50 * factor, numbers.p90 * factor)
+def _hours(number: float) -> str:
+    return f"{number:,.2f}"
 
 
 def _time(seconds: float) -> str:

@@ -100,11 +100,12 @@ class DetachedRun:
         facts, end = self.facts, self.end
         if facts is None:
             return f"{self.name}  {self.state()}"
+        since = show_seconds(max(0.0, now - facts.began_at))
         if end is not None:
-            when = f"ended {show_seconds(max(0.0, now - end.ended_at))} ago, after {_took(facts, end)}"
+            took = show_seconds(max(0.0, end.ended_at - facts.began_at))
+            when = f"ended {show_seconds(max(0.0, now - end.ended_at))} ago, after {took}"
         else:
-            when = f"{'for' if self.is_running() else 'began'} {show_seconds(max(0.0, now - facts.began_at))}"
-            when += "" if self.is_running() else " ago"
+            when = f"for {since}" if self.is_running() else f"began {since} ago"
         return f"{self.name}  {self.state()}  {when}  on {facts.host} (pid {facts.pid})  {' '.join(facts.command)}"
 
 
@@ -169,14 +170,6 @@ def over_for_s(run: DetachedRun) -> float:
     return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_changed_at, (run.path, run.log))))
 
 
-def render(found: Sequence[DetachedRun], *, now: float) -> list[str]:
-    return [f"  {run.title(now=now)}" for run in found]
-
-
-def _took(facts: RunFile, end: RunEnd) -> str:
-    return show_seconds(max(0.0, end.ended_at - facts.began_at))
-
-
 def _changed_at(path: Path) -> float:
     with suppress(OSError):
         return path.lstat().st_mtime
@@ -225,21 +218,15 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         time.sleep(_LOOK_EVERY_S)
     end = run.end
     if run.facts is None or (end is not None and end.status):
-        said = tail(run)
-        raise SessionError(f"run {run.name} ended at once: {run.state()}{said}", log=str(run.log))
-    console.lines(render_started(run))
-    return run
-
-
-def render_started(run: DetachedRun) -> list[str]:
+        raise SessionError(f"run {run.name} ended at once: {run.state()}{tail(run)}", log=str(run.log))
     facts = run.facts
-    where = f" on {facts.host} (pid {facts.pid})" if facts is not None else ""
-    return [
-        f"{run.name} runs{where} and keeps running when you log out; its log is {run.log}",
+    console.lines([
+        f"{run.name} runs on {facts.host} (pid {facts.pid}) and keeps running when you log out; its log is {run.log}",
         f"  follow   stoker logs {run.name} -f",
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",
-    ]
+    ])  # fmt: skip
+    return run
 
 
 def tail(run: DetachedRun) -> str:

@@ -53,6 +53,7 @@ SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else 
 CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""
 _ASKED_AT_ONCE = 16
+_NAMED = 3
 _SEARCHED = 8
 """The most sessions to search for a call. Reading the journal of an ended session can take seconds."""
 _CHOSEN = "stoker.manager.cli.session_choice"
@@ -81,7 +82,12 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
         return SessionFolder(run.session)
     candidates = _ranked(name)
     if not candidates:
-        return _find(name)
+        try:
+            return find_session(name)
+        except SessionError as error:
+            if hint := runs.near_runs(name):
+                raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
+            raise
     best = candidates[0]
     command = click.get_current_context(silent=True)
     if not name and (text := told(best, candidates, hint=hint)):
@@ -90,11 +96,6 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
         if command is not None:
             command.meta[_TOLD] = True
     return SessionFolder(best.folder)
-
-
-def others_to_search(chosen: SessionFolder) -> list[SessionFolder]:
-    """Return the sessions to search next for a call that the `chosen` one does not know, best first."""
-    return [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path][: _SEARCHED - 1]
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
@@ -120,22 +121,14 @@ def session_to_change() -> SessionFolder:
     return SessionFolder((own or found)[0].folder)
 
 
-def _find(name: str) -> SessionFolder:
-    try:
-        return find_session(name)
-    except SessionError as error:
-        if hint := runs.near_runs(name):
-            raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
-        raise
-
-
 def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
     return sorted(candidates, key=lambda each: (not each.is_own, not each.is_up and not each.is_own))
 
 
 def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
     others = [each.session for each in candidates if each.is_up and each is not best]
-    of = "" if best.is_own or best.is_up else f", which ran in {_ran_in(best.folder)}"
+    is_program = best.folder.parent.parent.name == "runinfo"
+    of = "" if best.is_own or best.is_up else f", which ran in {best.folder.parents[2] if is_program else best.folder}"
     if not others:
         return f"this is session {best.session}{of}" if of else ""
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
@@ -145,16 +138,11 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
     return f"this is session {best.session}{of}; {named} {are} up{too} ({hint} {others[0]})"
 
 
-_NAMED = 3
-
-
-def _ran_in(folder: Path) -> Path:
-    return folder.parents[2] if folder.parent.parent.name == "runinfo" else folder
-
-
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
     wait_for_begun(name)
-    here = _here()
+    here = None
+    with contextlib.suppress(OSError):  # the folder was removed
+        here = Path.cwd().resolve()
     found: list[tuple[str, SessionFolder, bool]] = []
     for place, is_own in _folders(here):
         folder = SessionFolder(place)
@@ -163,8 +151,14 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
     is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
+
+    def is_up(folder: SessionFolder) -> bool:
+        with contextlib.suppress(SessionError):
+            return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
+        return False
+
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
-        up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder, _ in found])
+        up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
             for (session, folder, is_own), is_up in zip(found, up, strict=True)
@@ -201,25 +195,6 @@ def _is_of(folder: Path, here: Path) -> bool:
         session = SessionFolder(folder)
         imports_from = read_python_path(session.sites).split(os.pathsep)[0] if detached.is_detached(session) else ""
         return bool(imports_from) and Path(imports_from).resolve() == here
-    return False
-
-
-def _here() -> Path | None:
-    try:
-        return Path.cwd().resolve()
-    except OSError:
-        return None
-
-
-def _is_not_over(folder: SessionFolder) -> bool:
-    with contextlib.suppress(SessionError):
-        return not detached.over(folder)
-    return False
-
-
-def _is_up(folder: SessionFolder) -> bool:
-    with contextlib.suppress(SessionError):
-        return detached.is_up(folder)
     return False
 
 
@@ -279,7 +254,8 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     if name or story.found or is_several(story):
         return chosen, story, over
     searched = [chosen]
-    for folder in others_to_search(chosen):
+    others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
+    for folder in others[: _SEARCHED - 1]:
         with contextlib.suppress(SessionError):  # one that cannot be read hides no other
             found, its_over = _story_in(folder, subject)
             if found.found:

@@ -41,7 +41,7 @@ OURS = {
 }
 """The modules that processes of a session run, and their names for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs that TaskVine runs for a session. The last one is the program of a library."""
+"""Programs of TaskVine in a session; the last one is a library's."""
 _SHOWN_AS = {"factory": "job submitter"}
 """Names for users of kinds with a technical name."""
 _SUBMITTER = "its job submitter"
@@ -76,28 +76,19 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
+    """Yield this user's processes of any session here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
             continue
-        if (found := _of_stoker(command) or _of_taskvine(process, command)) is not None:
-            yield process, *found
-
-
-def _of_stoker(command: Sequence[str]) -> tuple[str, Path] | None:
-    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
-    if module not in OURS or "--session" not in command[:-1]:
-        return None
-    return OURS[module], Path(command[command.index("--session") + 1]).absolute()
-
-
-def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, Path] | None:
-    kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
-    try:
-        pool = process.environ().get(POOL, "") if kind else ""
-    except (psutil.Error, OSError):  # it has ended meanwhile
-        return None
-    return (kind, Path(pool)) if pool else None
+        module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+        kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
+        if module in OURS and "--session" in command[:-1]:
+            yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
+        elif kind:
+            with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+                if pool := process.environ().get(POOL, ""):
+                    yield process, kind, Path(pool)
 
 
 def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
@@ -237,7 +228,8 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
         yield f"its manager was {holder}, and may be alive: ask there"
     if not _is_our_place(folder.path):
-        others = [entry.name for entry in folder.path.iterdir() if not _is_of_a_session(entry.name)]
+        names = [entry.name for entry in folder.path.iterdir()]
+        others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
             yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
     for each in processes(folder):
@@ -265,10 +257,6 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
 
 def _is_our_place(folder: Path) -> bool:
     return folder.parent == (state_folder() / "sessions.d").resolve() or folder.parent.parent.name == "runinfo"
-
-
-def _is_of_a_session(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_SESSION)
 
 
 def _forget(folder: Path) -> None:

@@ -80,7 +80,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         if as_json:
             console.json({"sessions": found, "runs": [runs.facts_of(run) for run in detached_runs]})
         else:
-            lines = runs.render(detached_runs, now=time.time())
+            lines = [f"  {run.title(now=time.time())}" for run in detached_runs]
             console.lines(["detached runs", *lines, ""] if lines else [])
             console.lines(render(found))
         return
@@ -114,7 +114,7 @@ def render(found: Sequence[KnownSession]) -> list[str]:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
     width = max(len(each.session) for each in found)
     out = [
-        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s):>11}  {each.folder}"
+        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
         for each in found
     ]
     if any(each.state is SessionState.LOST for each in found):
@@ -131,29 +131,24 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
-    if not removed:
-        return [
-            *out,
-            f"nothing was removed: no session is over for {older} or longer" if not out else "nothing was removed",
-        ]
     total = show_bytes(sum(each.bytes for each in removed))
-    return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
+    done = f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}" if removed else "nothing was removed"
+    return [*out, done if out else f"{done}: no session is over for {older} or longer"]
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
+    """Return a session; None if it is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
-        return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
+        if not folder.file.exists():  # it is just being made, or the command that made it was killed
+            up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
+        else:
+            up = detached.is_up(folder)
+            lost = not up and detached.is_detached(folder) and not detached.over(folder)
+        state = SessionState.UP if up else SessionState.LOST if lost else SessionState.OVER
+        return KnownSession(detached.name_of(folder), str(path), state, idle_s)
     except SessionError:
         return None
-
-
-def _state(folder: SessionFolder, *, idle_s: float) -> SessionState:
-    if not folder.file.exists():  # it is just being made, or the command that made it was killed
-        return SessionState.UP if idle_s < _MADE_S or is_coming_up(folder.path) else SessionState.OVER
-    if detached.is_up(folder):
-        return SessionState.UP
-    return SessionState.LOST if detached.is_detached(folder) and not detached.over(folder) else SessionState.OVER
 
 
 def _idle_s(folder: Path) -> float:
@@ -163,8 +158,8 @@ def _idle_s(folder: Path) -> float:
     return max(0.0, time.time() - newest)
 
 
-def _show_age(seconds: float) -> str:
-    return f"{seconds / _DAY_S:.0f} d" if seconds >= 2 * _DAY_S else show_seconds(seconds)
+def _show_age(seconds: float, form: str, days: str) -> str:
+    return f"{seconds / _DAY_S:{form}} {days}" if seconds >= 2 * _DAY_S else show_seconds(seconds)
 
 
 # ---- stoker caches
@@ -196,7 +191,10 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     if as_json:
         console.json(kept)
     else:
-        console.lines(render_caches(kept, clear=clear))
+        where, size = f"{kept.folder} on {kept.host}", show_bytes(kept.bytes)
+        rest = f"; {size} are in use" if kept.bytes else ""
+        removed = f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"
+        console.lines([removed] if clear else [f"{where}: {size}", *([_HOW] if kept.bytes else [])])
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
@@ -224,26 +222,14 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     return CacheContents(socket.gethostname(), str(base), after, before - after)
 
 
-def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
-    where = f"{kept.folder} on {kept.host}"
-    if clear:
-        rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""
-        return [f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"]
-    return [f"{where}: {show_bytes(kept.bytes)}", *([_HOW] if kept.bytes else [])]
-
-
 def stays(sites: Iterable[Site]) -> list[str]:
     """Return what a session of these sites leaves on purpose, for the user who ends it."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"
-        ages.setdefault(_age(site.pilot.cache_age_s), []).append(place)
+        ages.setdefault(_show_age(site.pilot.cache_age_s, ".3g", "days"), []).append(place)
     return [
         f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
         f"and leave when they were not used for {age}; to remove them, run there: stoker caches --clear"
         for age, places in ages.items()
     ]
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds / _DAY_S:.3g} days" if seconds >= 2 * _DAY_S else show_seconds(seconds)

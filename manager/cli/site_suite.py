@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,8 @@ class SiteReport(msgspec.Struct, frozen=True):
 
 
 def render(report: SiteReport) -> list[str]:
-    out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
+    found = [", ".join(report.machines) or "no pilot came", ", ".join(report.devices)]
+    out = [" · ".join(filter(None, [f"site {report.site}", report.provider, *found])), ""]
     out += [f"  warn  {trouble}" for trouble in report.troubles]
     for verdict in PromiseVerdict:
         for promise in report.promises:
@@ -75,12 +77,6 @@ def line_of(promise: TriedPromise) -> list[str]:
         return [f"{word}: not tried: {first}", *_indented(more)]
     told = [first, *more, promise.remedy, f"log: {promise.log}" if promise.log else ""]
     return [f"{word} · {show_seconds(promise.took_s)}", *_indented(told)]
-
-
-def _found(report: SiteReport) -> Iterator[str]:
-    yield ", ".join(report.machines) or "no pilot came"
-    if report.devices:
-        yield ", ".join(report.devices)
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -115,8 +111,13 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
-            process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=_environ())
-            _wait(process)
+            # Options and plugins for the user's own tests are left out.
+            kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+            environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
+            while process.returncode is None:  # Ctrl-C also reaches the suite, which writes its page before it ends
+                with contextlib.suppress(KeyboardInterrupt):
+                    process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
             raise StokerError(
                 f"no test of the site suite matches -k {chosen!r}; it takes parts of names, as in -k 'snapshot or gang'"
@@ -137,17 +138,3 @@ def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> li
     if wait_s is not None:
         words += ["--site-wait", f"{wait_s:g} s"]
     return [*words, "-k", chosen] if chosen else words
-
-
-def _environ() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    while True:
-        try:
-            process.wait()
-            return
-        except KeyboardInterrupt:
-            continue

@@ -274,12 +274,12 @@ def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monke
 
 
 def test_files_below_a_private_tmp_are_warned_of() -> None:
-    said = list(doctor_site._below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
+    said = list(doctor_site.below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
         "site lab: Python is /tmp/venv/bin/python, which jobs do not see where they have a /tmp"
     )
-    assert not list(doctor_site._below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+    assert not list(doctor_site.below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
 
 def test_a_probe_asks_for_one_minute_of_one_block() -> None:
@@ -360,6 +360,6 @@ def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_p
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [finding.text for finding in doctor_site._seen_by_slot_users("site pool", python)]
+    said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
     assert len(said) <= 1  # a folder above may be closed, too, and is named then
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

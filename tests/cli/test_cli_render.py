@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.manager.cli import calls, doctor_machine, down, explain, logs, status, up
+from stoker.manager.cli import calls, doctor_machine, down, logs, status, up
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.session_remains import LeftBehind
 from stoker.manager.live.lease import LeaseHolder
@@ -331,7 +331,8 @@ def test_a_story_has_times_and_the_date_where_it_changes() -> None:
         StoryLine(yesterday.timestamp(), "submitted"),
         StoryLine(today.timestamp(), "sent to lib-3\nwhere it is hot"),
     )
-    assert explain.render(Story("c-12", True, "verify  wants llm-7f3a", lines)) == [
+    found = show_status.story_lines(Story("c-12", True, "verify  wants llm-7f3a", lines), today=today.date())
+    assert found == [
         "call c-12  verify  wants llm-7f3a",
         f"  {yesterday:%Y-%m-%d}",
         "  10:22:07  submitted",
@@ -339,7 +340,8 @@ def test_a_story_has_times_and_the_date_where_it_changes() -> None:
         "  10:22:07  sent to lib-3",
         "            where it is hot",
     ]
-    assert explain.render(Story("n014", True, "here", lines[1:]))[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
+    pilot = show_status.story_lines(Story("n014", True, "here", lines[1:]), today=today.date())
+    assert pilot[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
 
 
 def test_where_a_call_printed_is_read_from_its_story() -> None:
