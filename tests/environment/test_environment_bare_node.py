@@ -23,8 +23,10 @@ from environment.small import ROOT, SmallEnvironment
 from environment.test_environment_packing import PACK
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.environment.archive import Packed
-from stoker.manager.environment.carrying import carry, starter_command, starter_files
+from stoker.manager.environment.carrying import Packed
+from stoker.manager.environment.carrying import carry
+from stoker.manager.environment.carrying import starter_command
+from stoker.manager.environment.carrying import starter_files
 from stoker.manager.factory import block_keys
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere

@@ -14,15 +14,18 @@ import msgspec
 import pytest
 from environment.small import ROOT, SmallEnvironment
 
-from stoker.manager.environment.archive import TIME_S, Packed, write_archive
-from stoker.manager.environment.members import ArchiveMember, MemberKind
+from stoker.manager.environment.carrying import TIME_S
+from stoker.manager.environment.carrying import Packed
+from stoker.manager.environment.carrying import write_archive
+from stoker.manager.environment.members import ArchiveMember
+from stoker.manager.environment.members import MemberKind
 from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
-    "import msgspec, sys; from stoker.manager.environment.archive import pack_environment\n"
+    "import msgspec, sys; from stoker.manager.environment.carrying import pack_environment\n"
     "print(msgspec.json.encode(pack_environment(python=''.join(sys.argv[1:]))).decode())"
 )
-KEY = "from stoker.manager.environment.installed import this_environment; print(this_environment().key)"
+KEY = "from stoker.manager.environment.members import this_environment; print(this_environment().key)"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -166,7 +169,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
     (info / "direct_url.json").write_text('{"url": "file:///somewhere/odd", "dir_info": {"editable": true}}')
     said = other.run(
-        "from stoker.errors import ConfigError; from stoker.manager.environment.archive import pack_environment\n"
+        "from stoker.errors import ConfigError; from stoker.manager.environment.carrying import pack_environment\n"
         "try: pack_environment()\nexcept ConfigError as error: print(error)"
     )
     assert "odd is an editable install of /somewhere/odd" in said
@@ -236,7 +239,8 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
 
 def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path) -> None:
     """Whatever `start.pyz` imports must be in it: it runs here without the project and without any package."""
-    from stoker.manager.environment.carrying import carry, starter_command
+    from stoker.manager.environment.carrying import carry
+    from stoker.manager.environment.carrying import starter_command
     from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
