@@ -54,7 +54,6 @@ def test_it_uses_its_tools_and_fills_what_is_open(endpoint: FakeEndpoint, folder
     before, after = asked(endpoint, folder)
     assert before.items is None
     assert (after.data.value, after.data.where) == ("wiki-small", "registry.py:1")
-    assert after.items is not None
     assert (after.items.value, after.items.where) == (4096, "train.py:2")
     assert after.batch_size == before.batch_size, "what the extractor is sure of stands"
     assert "items" not in after.absent

@@ -14,13 +14,13 @@ POOL = Site(
 )
 
 
-def test_pilots_without_shared_files_that_lose_their_manager_are_named() -> None:
+def test_pilots_without_shared_files_that_lose_their_manager():
     said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
     assert f"looking at {HERE}" in said
     assert "attach from the host where it was" in said
 
 
-def test_who_finds_it_again_is_not_worried() -> None:
+def test_who_finds_it_again_is_not_worried():
     assert out_of_sight([SHARED], before=HERE, now=THERE) == ""
     assert out_of_sight([SHARED, POOL], before=HERE, now=HERE) == ""

@@ -163,7 +163,7 @@ def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
 
 def test_all_commands_look_at_the_same_session(
     manager: Manager, make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     make("newer", "elsewhere/session", up=True)
     monkeypatch.chdir(manager.folder.path)
     for command in (["status"], ["calls"], ["explain", "c-7"], ["logs"]):
@@ -173,9 +173,9 @@ def test_all_commands_look_at_the_same_session(
         assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
 
 
-def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
+def test_hint_for_another_session_is_what_the_command_takes(
     make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """`stoker replay` has no --session."""
     make("one", "mine/session", up=True)
     make("two", "elsewhere/session", up=True)
@@ -185,7 +185,7 @@ def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
     assert "elsewhere/session" in str(stoker("replay", "two").exception), "which has no journal"
 
 
-def test_their_help_says_the_rule(stoker: Stoker) -> None:
+def test_their_help_says_the_rule(stoker: Stoker):
     for command in ("status", "calls", "explain", "logs"):
         assert session_choice.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
     for command in ("down", "attach"):

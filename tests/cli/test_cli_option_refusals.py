@@ -112,7 +112,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("command", "option", "value"), CASES)
-def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str) -> None:
+def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str):
     ran = CliRunner().invoke(cli, [*command.split(), *ARGUMENTS.get(command, []), option, value])
     if isinstance(ran.exception, StokerError):
         said = str(ran.exception)
@@ -123,7 +123,7 @@ def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str
     assert "Traceback" not in said
 
 
-def test_what_is_left_out_is_there() -> None:
+def test_what_is_left_out_is_there():
     """The list of exceptions names nothing that has gone."""
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

@@ -12,9 +12,7 @@ from stoker.manager.cli import logs
 LINE = b"%06d a line that some call printed\n"
 
 
-def test_a_call_whose_part_of_the_log_was_dropped_is_not_shown_as_one_that_printed_nothing(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_call_whose_part_of_the_log_was_dropped_says_so(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
     log = tmp_path / "lib-1.log"
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size

@@ -26,21 +26,21 @@ def stoker(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_in_removed(tmp_path / "gone", tmp_path / "home", "-m", "stoker.manager.cli.entry", *arguments)
 
 
-def test_sessions_are_listed(tmp_path: Path) -> None:
+def test_sessions_are_listed(tmp_path: Path):
     said = stoker(tmp_path, "sessions")
     assert said.returncode == 0, said.stderr
     assert "no session is known here" in said.stdout
 
 
 @pytest.mark.parametrize("command", [["status"], ["replay"], ["calls"], ["logs"], ["explain", "c-1"]])
-def test_a_command_that_looks_at_sessions_finds_those_of_the_state_folder(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_finds_the_sessions_of_the_state_folder(tmp_path: Path, command: list[str]):
     said = stoker(tmp_path, *command)
     assert said.returncode == 1
     assert said.stderr.startswith("no session on this machine; ")
 
 
 @pytest.mark.parametrize("command", [["up"], ["up", "--dry-run"], ["run", "fact_verification"]])
-def test_a_command_that_needs_the_folder_says_so(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_that_needs_the_folder_says_so(tmp_path: Path, command: list[str]):
     said = stoker(tmp_path, *command)
     assert said.returncode in (1, 2)
     assert "Traceback" not in said.stderr
@@ -48,14 +48,14 @@ def test_a_command_that_needs_the_folder_says_so(tmp_path: Path, command: list[s
 
 
 @pytest.mark.parametrize("options", ["", "run_dir='{runs}'", "run_dir='{runs}', working_dir='{runs}'"])
-def test_a_program_is_refused_with_what_to_do(tmp_path: Path, options: str) -> None:
+def test_a_program_is_refused_with_what_to_do(tmp_path: Path, options: str):
     program = f"import stoker\nstoker.load({options.format(runs=tmp_path)})"
     said = run_in_removed(tmp_path / "gone", tmp_path / "home", "-c", program)
     assert said.returncode == 1
     assert said.stderr.splitlines()[-1] == f"stoker.errors.SessionError: {FOLDER_REMOVED}"
 
 
-def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -53,7 +53,7 @@ def forge(path: SessionFolder, *, wrong: int) -> None:
 
 def test_a_session_that_is_over_replays(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
     shown = stoker("replay")
     assert shown.exit_code == 0, shown.exception
@@ -68,7 +68,7 @@ def test_a_session_that_is_over_replays(
     assert "live, " in simulated.output.splitlines()[-1]
 
 
-def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer):
     client.hear(to_client.ClientWelcome)
     pilot.hear(to_pilot.PilotWelcome)
     shown = stoker("replay", "test")
@@ -76,7 +76,7 @@ def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Pe
     assert "killed" not in shown.output, "its manager is alive and well"
 
 
-def test_decisions_that_are_not_in_the_journal_say_why() -> None:
+def test_decisions_that_are_not_in_the_journal_say_why():
     one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  what was decided about 1 event is not in the journal: "
     assert render(one, took_s=0.1, live=True)[-1] == (
@@ -92,7 +92,7 @@ def test_decisions_that_are_not_in_the_journal_say_why() -> None:
 
 def test_another_decision_is_told_with_its_event_and_fails(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
     events = sum(1 for _ in journal.read(folder.journal))
     forge(folder, wrong=events - 1)
@@ -106,7 +106,7 @@ def test_another_decision_is_told_with_its_event_and_fails(
 
 def test_a_journal_of_before_is_replayed_with_a_note(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
     events = list(journal.read(folder.journal))
     folder.journal.unlink()
@@ -119,5 +119,5 @@ def test_a_journal_of_before_is_replayed_with_a_note(
     assert "nothing was compared" in result.output
 
 
-def test_what_is_no_session_is_refused(stoker: Stoker) -> None:
+def test_what_is_no_session_is_refused(stoker: Stoker):
     assert isinstance(stoker("replay", "nobody").exception, SessionError)

@@ -23,10 +23,7 @@ from environment.small import ROOT, SmallEnvironment
 from environment.test_environment_packing import PACK
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.environment.carrying import Packed
-from stoker.manager.environment.carrying import carry
-from stoker.manager.environment.carrying import starter_command
-from stoker.manager.environment.carrying import starter_files
+from stoker.manager.environment.carrying import Packed, carry, starter_command, starter_files
 from stoker.manager.factory import block_keys
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere
@@ -130,7 +127,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
 def test_a_real_call_on_a_bare_node(
     manager: FakeManager, small: SmallEnvironment, seed: object, tmp_path: Path, has_python: bool
-) -> None:
+):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small), has_python=has_python)
     root = str(ROOT / "setup.cfg")
 
@@ -157,7 +154,7 @@ def test_a_real_call_on_a_bare_node(
 
 def test_the_second_pilot_of_a_node_fetches_nothing(
     manager: FakeManager, small: SmallEnvironment, seed: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     command = brought(manager, small, node)
     manager.pilots.append(node.start(command))
@@ -168,9 +165,7 @@ def test_the_second_pilot_of_a_node_fetches_nothing(
     manager.until(lambda: len(manager.hellos) == 2, what=f"second hello: {node.said()}", wait_s=90)
 
 
-def test_nobody_to_get_it_from_is_told_in_a_sentence(
-    manager: FakeManager, small: SmallEnvironment, tmp_path: Path
-) -> None:
+def test_nobody_to_get_it_from_is_told_in_a_sentence(manager: FakeManager, small: SmallEnvironment, tmp_path: Path):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1

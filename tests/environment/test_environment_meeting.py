@@ -112,14 +112,14 @@ def starters(packages: dict[str, object], session: Session, tmp_path: Path) -> I
     made.close()
 
 
-def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters) -> None:
+def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters):
     starters.start(12)
     starters.wait()
     session.has_sent(SIZE)
     assert session.seed.sent_bytes <= 1.5 * SIZE
 
 
-def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters) -> None:
+def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters):
     starters.start(4)
     until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first ones being served")
     starters.start(8)
@@ -130,7 +130,7 @@ def test_those_that_start_while_others_do_add_little(session, slow_host, starter
 
 def test_one_that_starts_alone_gets_every_part_without_waiting(
     session, slow_host, starters: Starters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     starters.start(1)
     starters.wait()
     starters.close()
@@ -141,7 +141,7 @@ def test_one_that_starts_alone_gets_every_part_without_waiting(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) -> None:
+def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages):
     (tmp_path / "other").write_bytes(b"something else")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -150,7 +150,7 @@ def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) ->
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -> None:
+def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages):
     bare = tmp_path / "bare"
     bare.mkdir()
     main.get_packages({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
@@ -159,7 +159,7 @@ def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -
 
 def test_who_reaches_nobody_gets_it_from_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Those that were given every part before him are named to him, and do not answer. No part is kept back from him,
     or he would wait for ever."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
@@ -176,7 +176,7 @@ def test_who_reaches_nobody_gets_it_from_the_seed(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
+def test_those_who_meet_are_told_of_each_other(session: Session):
     def meet(address: str) -> set[str]:
         return set(meeting.meet("one", address, seed=session.seed.address, key=KEY))
 
@@ -195,7 +195,7 @@ def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 
 
-def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
+def test_nobody_is_named_to_more_than_he_has_places_for():
     meetings = SeedMeetings()
     told = crowd(meetings, 50)
     assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
@@ -203,7 +203,7 @@ def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
     assert max(named.values()) <= MOST
 
 
-def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
+def test_the_same_ones_are_named_as_long_as_they_are_of_use():
     meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
@@ -215,7 +215,7 @@ def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
     assert meetings.meet("one", address, wants=False) == []  # it has all of it
 
 
-def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
+def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
     meetings = SeedMeetings()
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
     assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
 
 
-def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
+def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is nobody else to have it from
@@ -237,7 +237,7 @@ def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
     assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
 
 
-def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
@@ -246,7 +246,7 @@ def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatc
     assert meetings.spared_s("one", 1, "10.0.0.1") == meeting.HELD_S
 
 
-def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)
