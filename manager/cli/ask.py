@@ -1,7 +1,7 @@
 """Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
 
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question that
-is lost with a connection is not worth keeping, it is asked again.
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question lost with a
+connection is asked again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from stoker.protocol.calls import ListedState
 from stoker.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
-"""Seconds in which a manager answers even under its worst load."""
 
 _POLL_S = 0.2
-"""Seconds between two checks whether a silent session has ended."""
 
 A = TypeVar(
     "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
@@ -35,7 +33,7 @@ A = TypeVar(
 
 
 class SessionEndedError(SessionError):
-    """The session is over, or its manager died and was not restarted: nothing listens at its address."""
+    """Nothing listens at the session's address."""
 
 
 class NoAnswerError(SessionError):
@@ -43,10 +41,8 @@ class NoAnswerError(SessionError):
 
 
 class Observer:
-    """A connection to a live manager, for one question or many. A context manager.
-
-    Raises SessionEndedError when nobody listens, SessionError when the manager does not answer in time or refuses.
-    """
+    """A connection to a live manager, as a context manager. Raises SessionEndedError if nobody listens, SessionError if
+    the manager refuses or does not answer in time."""
 
     def __init__(self, folder: SessionFolder, *, timeout_s: float = TIMEOUT_S) -> None:
         self.folder = folder
@@ -125,7 +121,6 @@ class Observer:
 
 
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
-    """Return the remedy for a manager with another protocol version; empty for the same one."""
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)

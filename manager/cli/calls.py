@@ -1,4 +1,4 @@
-"""`stoker calls`: which calls there are, and what each is called."""
+"""`stoker calls`: the names and states of calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
 
 
 def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
-    """Return the lines of `stoker calls`. `each`: list failed calls one by one instead of in groups."""
     numbers = {ListedState.RUNNING: found.running, ListedState.WAITING: found.waiting, ListedState.FAILED: found.failed}
     counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
     out = [f"session {found.session} · {counted}"]

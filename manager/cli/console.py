@@ -1,7 +1,7 @@
-"""All output of the command line (no other module of it prints), and types of its options.
+"""All output of the command line (no other module prints), and types of its options.
 
-On a terminal a few words get colour and `--watch` redraws in place. On a pipe or in a batch log the same facts come as
-plain lines. With `--json` one document goes to stdout and nothing else does.
+On a terminal some words have colour and `--watch` redraws in place; elsewhere the same facts are plain lines. With
+`--json` only one document goes to stdout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def line(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr, so that it does not get into a pipe."""
+    """Print a remark on stderr."""
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
@@ -88,7 +88,7 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """A block of lines, redrawn in place on a terminal and printed again on a pipe."""
+    """Lines that are redrawn in place on a terminal and printed again on a pipe."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
@@ -158,7 +158,6 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Fails for other text and for a number out of range."""
         try:
             number = int(value)
         except ValueError:
@@ -169,7 +168,7 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A size with its unit, as `32 MB`, in bytes; above 0."""
+    """A size in bytes, written with its unit."""
 
     name = "size"
 
@@ -187,7 +186,6 @@ class Seconds(click.ParamType[float]):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number. Fails for other text and for a negative or infinite number."""
         try:
             seconds = float(value)
         except ValueError:

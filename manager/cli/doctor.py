@@ -1,8 +1,7 @@
 """`stoker doctor`: check this machine and site files, and say what to do.
 
-`CHECKS` is the table of all checks: name, question, function. Each yields findings, whose `fix` says what to do. The
-checks of the machine are in `doctor_machine`, of batch systems and site files in `doctor_site`; those of earlier
-sessions are here.
+`CHECKS` is the table of all checks: name, question, function. The machine's are in `doctor_machine`, those of batch
+systems and site files in `doctor_site`, those of earlier sessions here.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ def earlier_sessions() -> Iterator[Finding]:
 
 
 def where_to_remove(folders: Sequence[Path]) -> str:
-    """Return how to remove the folders of old sessions, one line per parent folder."""
     places: dict[Path, list[Path]] = {}
     for folder in folders:
         run = folder.parent if folder.parent.parent.name == "runinfo" else folder
@@ -156,8 +154,6 @@ def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A row of the table: `run` answers the question with findings, each with its fix."""
-
     name: str
     question: str
     run: Callable[[], Iterable[Finding]]
@@ -234,7 +230,6 @@ def doctor(
 
 
 def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
-    """Run the site suite on each site and show its pages. Exits with 1 if something does not hold."""
     reports = []
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))

@@ -1,4 +1,4 @@
-"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock of this machine."""
+"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock."""
 
 from __future__ import annotations
 
@@ -32,18 +32,15 @@ from stoker.units import show_bytes
 
 class Level(enum.Enum):
     OK = "ok"
-    """It works."""
     NO = "no"
-    """It is missing, and nothing needs it here."""
+    """Missing, and not needed here."""
     WARN = "warn"
-    """Stoker works, but something is slower or smaller."""
+    """Stoker works, but slower or smaller."""
     NEED = "need"
-    """It is missing, and Stoker needs it."""
+    """Missing, and Stoker needs it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A fact about this machine. `fix`: what to do, mostly a command."""
-
     topic: str
     level: Level
     text: str
@@ -67,7 +64,6 @@ def need(topic: str, text: str, fix: str = "") -> Finding:
 
 
 def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker doctor` with a summary. `sites`: the site files that were checked."""
     findings = list(findings)
     step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     out = []
@@ -206,7 +202,6 @@ def _in_words(devices: Sequence[PilotDevice]) -> str:
 
 
 def torch_and_driver() -> Iterator[Finding]:
-    """Check the NVIDIA driver (through NVML), and whether the installed torch can use it."""
     build = _torch_cuda()
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
@@ -251,7 +246,6 @@ def _torch_cuda() -> str | None:
 
 
 def disks() -> Iterator[Finding]:
-    """Check for room in the state folder (measurements, snapshots) and the temporary folder (caches of pilots)."""
     for what, path, variable in (
         ("state folder", state_folder(), "STOKER_HOME"),
         ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
@@ -268,7 +262,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit on open files: the manager needs one per pilot and some per client."""
+    """The manager needs one open file per pilot and some per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -306,7 +300,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clock with that of the disk: ages of files in a shared folder need them to agree."""
+    """Ages of files in a shared folder need the clocks of the disk and of this machine to agree."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

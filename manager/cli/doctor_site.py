@@ -1,7 +1,6 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and would its batch system take the job?
 
-Only Slurm can judge a script without submitting it (`sbatch --test-only`). It knows limits that no listing shows: who
-may use a partition, and for how long.
+Only Slurm can judge a script without a submission (`sbatch --test-only`). It knows limits that no listing shows.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class SlurmVerdict(msgspec.Struct, frozen=True):
 
 
 class DryRunLines(msgspec.Struct, frozen=True):
-    """The lines for one site, and whether its batch system would refuse the job."""
-
     lines: tuple[str, ...]
     refused: bool = False
 
@@ -112,7 +109,7 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
 
 
 _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
-"""An option of `sbatch` that changes the time limit of a job or selects another one."""
+"""Options of `sbatch` that change the time limit of a job."""
 
 
 class SiteFault(msgspec.Struct, frozen=True):
@@ -123,7 +120,7 @@ class SiteFault(msgspec.Struct, frozen=True):
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever. Return the other faults."""
+    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever; return the other faults."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -138,7 +135,6 @@ def refuse(sites: Iterable[Site]) -> list[str]:
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
-    """Yield the settings of a site file that do not fit this Slurm cluster."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
@@ -172,7 +168,7 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""Extra seconds after which the session of a killed probe ends."""
+"""The session of a killed probe ends this much later."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -269,7 +265,7 @@ def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Check whether HTCondor runs jobs as other users, who cannot read the closed folder of the session."""
+    """HTCondor may run jobs as other users, who cannot read the closed folder of the session."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -292,8 +288,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot of a site and wait until it joins: then nodes see the environment and the session's
-    folder, and reach this host. `say` receives each step."""
+    """Submit a one-minute pilot and wait until it joins: then nodes see the environment and the session's folder, and
+    reach this host."""
     topic = f"probe {site.name}"
     folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")

@@ -19,11 +19,9 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Seconds between two questions to batch systems whether cancelled jobs are gone."""
+"""Seconds between two questions to batch systems."""
 _FILE_S = 10.0
-"""Seconds in which a manager without room on its disk ends the session through the file."""
 _SILENT_S = 2.0
-"""Seconds after which the command says what it waits for."""
 
 
 @click.command(short_help="End a session or a detached run.")
@@ -70,8 +68,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """Tell the session to end, and why. Returns its last status, None if unknown. Starts a dead manager again first,
-    because it knows the jobs. Raises SessionError."""
+    """End the session; return its last status, or None. Starts a dead manager again first, because it knows the jobs.
+    Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -113,8 +111,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """Wait until nothing of a session is left, or the time is up; return what is left. `waiting` is told what takes
-    long."""
+    """Wait until nothing of a session is left, or the time is up; return what is left."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]

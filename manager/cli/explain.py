@@ -1,7 +1,7 @@
 """`stoker explain`: why a call, pilot, library, context or block is where it is.
 
-For a failure it also says whose fault that is, what to do, and what was done. It judges what the call, pilot or job has
-printed, what the call raised, and what the manager and its pilots say of it. It reads logs on this machine only.
+For a failure it also says whose fault that is, what to do, and what was done, by the output of the call, pilot or job,
+the exception, and the words of the manager and its pilots. It reads logs on this machine only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed into its library's log. None if it printed none, if the log
-    is on another machine, or if the library runs several calls at once: it writes their lines when they have ended."""
+    """Return the progress that a running call has printed. None if it printed none, if the log is on another machine,
+    or if the library runs several calls at once: it writes their lines at their ends."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -44,7 +44,7 @@ def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """Return one line: `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """`90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
     rate = progress.rate_per_s
@@ -71,7 +71,6 @@ _FAILED_BLOCK = re.compile(
 )
 _LOST_PILOT = re.compile(r"counted as lost: ")
 _WANTED = frozenset({"cancelled", "dropped"})
-"""Kinds of end that a user or a policy wanted."""
 _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"runs again, for (?P<time>.+ s) not on (?P<where>.+)", "ran again, for {time} not on {where}"),
     (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
@@ -87,7 +86,7 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is used no more (quarantined)"),
     (r"^(?P<where>\S{1,200}) is well again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
-"""Patterns of a story's words on a failure, and the words to show for them."""
+"""Patterns in a story, and the words to show for them."""
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
@@ -95,8 +94,8 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """Whose fault a failure is (see `Fault`), what to do, and what was done, in order. If the verdict is not sure,
-    `happened` (the known facts) and `look` (where to read more) are shown instead."""
+    """Whose fault a failure is (see `Fault`), what to do, and what was done. An unsure verdict shows `happened` (the
+    known facts) and `look` (where to read more) instead."""
 
     kind: FaultKind
     component: str
@@ -110,7 +109,7 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Return whose fault the failure of a call, pilot or block is; None if it did not fail or nothing says why."""
+    """Return whose fault a failure is; None if there is none, or nothing says why."""
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
@@ -163,7 +162,6 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
 
 
 def _happened(story: Story, said: list[str]) -> str:
-    """Return what happened to a call, where, and when; or the session's words on a pilot or block."""
     for index, line in reversed(list(enumerate(story.lines))):
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
@@ -193,7 +191,6 @@ def _where_to_look(story: Story) -> str:
 
 
 def _of_call(texts: list[str]) -> Iterator[LogPart]:
-    """Yield the output of a failed call's last try, and its exception as Python shows it."""
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):

@@ -1,4 +1,4 @@
-"""`stoker init`: find the batch system and write a site file for it: a dozen lines, each with its reason."""
+"""`stoker init`: write a site file for the batch system of this host, a dozen lines, each with its reason."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Seconds to ask for if a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
+"""Shorter jobs start sooner, and a pilot that ends is replaced."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores and memory to ask for with a GPU if the machines are not known."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Memory for one CPU device: enough for a small language model."""
+"""Enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
 """Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
@@ -33,16 +33,13 @@ _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNE
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """The text of a site file, a headline, and the reasons for its settings."""
-
     text: str
     headline: str
     reasons: tuple[str, ...]
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
-    """Return a site file for this host. `partition`: the partition or queue to use. Raises ConfigError if it does not
-    exist."""
+    """Return a site file for this host. Raises ConfigError if the partition or queue does not exist."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
         raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
@@ -56,7 +53,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the partition that fits pilots best: with GPUs, and preemptible, because a lost pilot costs little."""
+    """Return the best partition for pilots: with GPUs, and preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -141,8 +138,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, or the
-    smallest machine if there are no GPUs."""
+    """Return cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, else
+    the smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -153,7 +150,7 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """The lines for cores and memory: without them a job often gets one core and little memory."""
+    """Without these lines a job often gets one core and little memory."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:

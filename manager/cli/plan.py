@@ -1,4 +1,4 @@
-"""`stoker plan`: when a run would be finished on a site, and what it would take, before anything is submitted."""
+"""`stoker plan`: forecast a run on a site before anything is submitted."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
 
 
 def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
-    """Return the work of an application or a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
     declared = apps.matching(apps.FORECASTS, app)
@@ -92,8 +91,6 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _function_of(app: str, measured: Sequence[str]) -> str:
-    """Return the name under which a function was measured. Raises ConfigError if several functions or none have the
-    name."""
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -125,7 +122,6 @@ _OFFERED = 12
 
 
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
-    """Estimate a function of a file that never ran. Raises ConfigError."""
     try:
         from stoker.manager.advice.estimating import estimated, history
     except ImportError as error:

@@ -81,7 +81,6 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
 
 
 def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
-    """The lines of `stoker replay`. `live`: the session goes on, so its journal grows."""
     times = "once" if found.restarts == 1 else f"{found.restarts} times"
     came_back = f", the manager came back {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)

@@ -1,8 +1,8 @@
 """Detached runs (`stoker run --detach`): programs that keep running when their terminal is closed.
 
-Each has a folder in the state folder, `runs/NAME`: `run.json` has the command, host and process id, `log` the output,
-`end.json` the exit status, and `session` the folder of the session that it has loaded. A keeper (`run_keeper`) starts
-the program and writes down its exit status. Until then the keeper holds a lock on `lock`, which other login nodes see.
+Each has a folder `runs/NAME` in the state folder: `run.json` has the command, host and process id, `log` the output,
+`end.json` the exit status, and `session` the folder of its session. A keeper (`run_keeper`) holds a lock on `lock`
+until the end, which other login nodes see.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """A started program: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the epoch."""
+    """A started program. Times in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -55,8 +55,6 @@ class RunFile(msgspec.Struct, frozen=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True):
-    """The end of a program: its exit status as in a shell (128 + signal), and the time."""
-
     status: int
     ended_at: float
 
@@ -132,7 +130,6 @@ def named_run(name: str) -> DetachedRun | None:
 
 
 def near_runs(name: str) -> str:
-    """Return a hint with the nearest run for an unknown name; empty if none is near."""
     close = difflib.get_close_matches(name, [run.name for run in known_runs()], n=1, cutoff=0.6)
     return f"; did you mean the run {close[0]}?" if close else ""
 
@@ -166,7 +163,6 @@ def remove(run: DetachedRun) -> None:
 
 
 def over_for_s(run: DetachedRun) -> float:
-    """Return the seconds since the last write of a run; 0 while it runs."""
     return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_changed_at, (run.path, run.log))))
 
 
@@ -194,8 +190,8 @@ _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` with these arguments as a detached run, and say how to reach it. Raises ConfigError;
-    SessionError with the program's output if it ends at once."""
+    """Start `stoker run` with these arguments as a detached run. Raises ConfigError; SessionError with the program's
+    output if it ends at once."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -230,7 +226,6 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
 
 
 def tail(run: DetachedRun) -> str:
-    """Return the last lines of a run's log, indented; empty if there are none."""
     try:
         with run.log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -265,7 +260,6 @@ def follow(run: DetachedRun) -> None:
 
 
 def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
-    """End a run's program as Ctrl-C does, and wait for it. Raises SessionError."""
     facts = run.facts
     if run.is_running():
         if facts is None or facts.machine != machine():

@@ -1,20 +1,15 @@
-"""Which session a command means when none is named: one rule for all commands.
+"""Which session a command means when none is named, and questions to it: its live manager, or the journal of an ended
+one.
 
-The newest session of this folder comes first, also after it ended: a user who types `stoker explain c-0` means the
-program that ran here last. A session is of this folder if a program started it or joined it here (`runinfo`), if
-`stoker up` was typed here, or if its own folder lies here or around here. Then follow the newest session that is up
-and the newest of all. So:
+1. this folder's newest session; 2. the newest session that is up; 3. the newest session.
 
-1. this folder's newest session;
-2. the newest session that is up;
-3. the newest session.
+This folder's newest session counts also after its end: a user who types `stoker explain c-0` means the program that ran
+here last. A session is of this folder if a program started it or joined it here (`runinfo`), if `stoker up` was typed
+here, or if its own folder lies here or around here.
 
-A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over. Of several it takes
-this folder's; if that leaves more than one, it asks. The other commands say on stderr which session they took, if
-another one is up or they took one of another folder that is over. A command that is asked about a call, and does not
-find it, searches the other sessions in the same order.
-
-Which session is meant, and asking it: the live manager, or the journal when the session is over.
+A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over; of several, this
+folder's. Other commands name the session on stderr if another one is up, or if they took an ended one of another
+folder. A command searches the other sessions, in the same order, for a call that the first does not know.
 """
 
 from __future__ import annotations
@@ -55,14 +50,12 @@ CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search for a call. Reading the journal of an ended session can take seconds."""
+"""The most sessions to search: a journal can take seconds."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
-    """A session that may be meant. `is_own`: it belongs to the folder where the command was typed."""
-
     session: str
     folder: Path
     is_own: bool
@@ -70,9 +63,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above, the
-    same one for each question of a command. `hint`: what a user types before the name of another one. Raises
-    SessionError."""
+    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above.
+    `hint`: the words before the name of another one. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -99,7 +91,7 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions whose id starts with `name`, best first. A command that asks twice gets the same answer."""
+    """A command that asks twice gets the same answer."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -108,7 +100,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command changes if none is named. Raises SessionError if there is none or several."""
+    """Return the session that a command changes if none is named. Raises SessionError for none or several."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -167,8 +159,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
     """Return the folders of sessions, last used first, and whether each belongs to this folder. Recent ones have links
-    in the state folder; older ones are found if they lie here. A program that joins a session leaves a link to it in
-    its `runinfo`."""
+    in the state folder; a program that joins a session leaves a link in its `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -205,8 +196,7 @@ Command = Callable[..., None]
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as its last argument and as an option `--session`. `default`: which one it means
-    without, in words."""
+    """Add SESSION to a command, as its last argument and as an option. `default`: the rule without it, in words."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -226,14 +216,13 @@ _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its fo
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: that it has ended, in words; empty for a live one."""
+    """The status of a session. `over`: that it has ended, in words."""
 
     status: to_client.Status
     over: str = ""
 
 
 def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
-    """Return the status of a session, live or over. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -246,9 +235,8 @@ def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return a subject's story, and that its session is over, in words. Without a name, search other sessions if the
-    chosen one does not know the subject. A live manager forgets calls that ended well; its journal has them. Raises
-    SessionError."""
+    """Return a subject's story, and that its session is over, in words. Without a name, other sessions are searched
+    too. A live manager forgets calls that ended well; its journal has them. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_several(story):
@@ -292,7 +280,6 @@ def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
-    """Return calls of a session, and that it is over, in words. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:

@@ -1,8 +1,7 @@
 """What an ended session leaves behind: processes, jobs in batch systems, its folder.
 
-`prune` removes the folder of a session that is over. A folder in the usual place (`sessions.d` of the state folder,
-`runinfo` of a program) is removed as a whole. A folder that a user named (`stoker up --folder`) stays if it also holds
-files of others.
+`prune` removes the folder of an ended session as a whole if it is in the usual place (`sessions.d` of the state folder,
+`runinfo` of a program). A folder that a user named (`stoker up --folder`) stays if it also holds other files.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that processes of a session run, and their names for users."""
+"""Modules of a session's processes, and their names for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
 """Programs of TaskVine in a session; the last one is a library's."""
 _SHOWN_AS = {"factory": "job submitter"}
-"""Names for users of kinds with a technical name."""
 _SUBMITTER = "its job submitter"
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
@@ -53,11 +51,10 @@ _REMOVES = {
     ProviderKind.GRID_ENGINE: "qdel",
     ProviderKind.KUBERNETES: "kubectl delete pod",
 }
-"""The command of each batch system that ends jobs."""
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """Something of a session that still exists. `remove`: the command that ends it, if there is one."""
+    """Something of a session that still exists, and the command that ends it, if there is one."""
 
     what: str
     remove: str = ""
@@ -100,8 +97,8 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of a session that is over. A factory that ended in order left an empty
-    list; it does not know of workers that TaskVine started."""
+    """True if batch systems may still have jobs of an ended session. A factory that ended in order left an empty list,
+    without the workers that TaskVine started."""
     file = folder.path / JOBS_LEFT
     if engines.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -109,8 +106,7 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError. TaskVine's
-    workers carry the session's marks like other jobs."""
+    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError."""
     from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -118,8 +114,7 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """The jobs of the session that a site's batch system still has, each with its status if it gave one. The jobs of a
-    local site are processes of this machine: none. Raises StokerError."""
+    """Return the session's jobs at a site with their statuses. A local site has none. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -129,8 +124,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 
 
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
-    """Return the remaining processes, after the jobs that the job submitter is still cancelling. A submitter with jobs
-    has no command that ends it: if it were killed, its jobs would stay in the queue."""
+    """Return the remaining processes, after the jobs that the job submitter still cancels. A submitter with jobs has no
+    command that ends it: its jobs would stay in the queue."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:
@@ -140,8 +135,7 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield jobs of the session that its batch systems still have. For a batch system that does not answer: the jobs
-    `before`."""
+    """Yield the session's jobs; those in `before` for a batch system that does not answer."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
@@ -175,7 +169,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""Files on which the manager, the factory and its commands hold a lock."""
+"""Files that a live manager, factory or command locks."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
@@ -184,7 +178,7 @@ _OF_A_SESSION = (
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result for an old session's folder. `kept`: why it stays; if empty, `bytes` were removed."""
+    """The result for an old session's folder: why it stays, or the bytes removed."""
 
     session: str
     folder: str
@@ -193,7 +187,6 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 def prune(folder: SessionFolder, session: str) -> Pruned:
-    """Remove the folder of a session that is over, unless there is a reason against it."""
     place = str(folder.path)
     if why := next(_objections(folder), ""):
         return Pruned(session, place, kept=why)
@@ -207,7 +200,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder. A file with two names counts once."""
+    """Return the size of all files below a folder; hard links count once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -260,7 +253,6 @@ def _is_our_place(folder: Path) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    """Remove links to a removed folder, and the folder of its program's run if that is empty."""
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and not link.exists() and link.resolve() == folder:
             link.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""`stoker sessions`: list known sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
+"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
 
-The caches hold what took long to bring to a node: objects (models, snapshots) and environments. All sessions of a user
-share them. Their size is bounded, and unused files expire.
+The caches hold objects (models, snapshots) and environments, for all sessions of a user. Their size is bounded, and
+unused files expire.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SessionState(enum.Enum):
 
 
 class KnownSession(msgspec.Struct, frozen=True):
-    """A session whose folder exists. `idle_s`: seconds since the last write at the top of its folder."""
+    """A session whose folder exists. `idle_s`: seconds since the last write there."""
 
     session: str
     folder: str
@@ -68,8 +68,8 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
     """List your detached runs with their exit status, and your sessions: those in your state folder, and those of
     programs that were started in this folder.
 
-    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
-    A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
+    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME. A
+    session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
     """
     try:
         older_s = parse_seconds(older)
@@ -137,7 +137,7 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """Return a session; None if it is damaged or was just removed."""
+    """None if the session is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
         if not folder.file.exists():  # it is just being made, or the command that made it was killed
@@ -169,8 +169,6 @@ _HOW = "for the next session; old files leave by themselves; to remove all now: 
 
 
 class CacheContents(msgspec.Struct, frozen=True):
-    """The caches of pilots in one folder of this host, and how much was removed."""
-
     host: str
     folder: str
     bytes: int
@@ -223,7 +221,7 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return what a session of these sites leaves on purpose, for the user who ends it."""
+    """Return what a session of these sites leaves on purpose."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"

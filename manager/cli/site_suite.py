@@ -1,4 +1,4 @@
-"""The site suite for `stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, show the verdicts."""
+"""`stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, show the verdicts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerd
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
-    """One promise. `why`: a sentence if it fails or was not tried; `log`: a folder; `took_s` in seconds."""
-
     title: str
     verdict: PromiseVerdict
     took_s: float = 0.0
@@ -40,8 +38,6 @@ class TriedPromise(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """The result of a run. `machines`: hosts of its pilots; `troubles`: their complaints; `took_s` in seconds."""
-
     site: str
     provider: str
     machines: tuple[str, ...] = ()
@@ -100,7 +96,7 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest: an expression that it cannot read, and no test that matches."""
+"""Exit codes of pytest: an unreadable expression, no matching test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:

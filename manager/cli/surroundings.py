@@ -1,7 +1,4 @@
-"""What `stoker init` and `doctor` find around this host: its batch system, queues, networks and shared file systems.
-
-Functions called `read_...` parse what a command printed. They are pure.
-"""
+"""The batch system, queues, networks and shared file systems around this host, for `stoker init` and `doctor`."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""The share of a node's memory for jobs; the system needs the rest."""
+"""The share of a node's memory for jobs."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """`count` GPUs of a type per node, on `nodes` nodes of a partition. The type may be empty."""
+    """`count` GPUs per node, on `nodes` nodes of a partition. The type may be empty."""
 
     type: str
     count: int
@@ -80,7 +77,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A cluster as this user sees it. `preempts`: jobs of one partition may preempt those of another."""
+    """A cluster as this user sees it. `preempts`: partitions preempt each other."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -94,7 +91,7 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Ask the commands of this host. What cannot be asked is left out; `trouble` is the first error."""
+    """Ask the commands of this host. `trouble` is the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -116,8 +113,8 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up. `sinfo` prints one line per kind of node; `shown` has grants and limits, from
-    `scontrol show partition --oneliner`."""
+    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
+    --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -192,33 +189,27 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""Submit commands to look for on PATH, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has
-`qconf`."""
+"""Submit commands, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has `qconf`."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
 _FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
-"""Prefixes of fast network interfaces."""
 _NETWORK_FILES = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "orangefs", "glusterfs", "fuse.", "smb", "cifs",
 )  # fmt: skip
-"""Prefixes of file system types that several hosts share."""
 _SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
 class ScratchPlace(msgspec.Struct, frozen=True):
-    """A folder for big files, and its free space."""
-
     path: str
     free_bytes: int
     shared: bool
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. `user_domain`: it runs jobs as their owners if the submitting host has the same
-    domain, else as its slot users or nobody."""
+    """A machine of HTCondor's pool. With another `user_domain` than the host it runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -227,8 +218,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What was found. `home_shared`: the state folder is on a shared file system. `user_domain`: this host's UID_DOMAIN
-    for HTCondor."""
+    """The host. `home_shared`: the state folder is on a shared file system."""
 
     host: str
     user: str
@@ -247,7 +237,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than that of the host's name; empty if there is none."""
+        """A network that is faster than that of the host's name, or empty."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
@@ -281,7 +271,6 @@ def inspect_host() -> HostFacts:
 
 
 def is_shared(path: Path) -> bool:
-    """True if a folder (it may not exist yet) is on a shared file system, by the type's name."""
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     return file_system(path, mounts).startswith(_NETWORK_FILES)
 
@@ -291,7 +280,6 @@ def file_system(path: Path, mounts: Mapping[str, str]) -> str:
 
 
 def scratch_places() -> list[ScratchPlace]:
-    """Return usual folders for big files: those that the environment names, and /scratch of this user."""
     paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]

@@ -26,9 +26,8 @@ from stoker.units import parse_seconds
 
 
 _ANSWER_S = 20.0
-"""Seconds to wait for the batch systems' answer to the first blocks."""
 _REASONS_S = 5.0
-"""Seconds to wait for the reasons of pending blocks: batch systems report them at the next query."""
+"""Batch systems report reasons of pending blocks at the next query."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
@@ -67,7 +66,6 @@ def story(folder: SessionFolder) -> str:
 
 
 _END_S = 60.0
-"""Seconds to wait until a refused session has ended."""
 
 
 @click.command(short_help="Start a session that outlives programs.")

@@ -73,7 +73,7 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""The modification time of every file: start of 1980, the earliest time that some tools support."""
+"""The modification time of every file: 1980, the earliest that some tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
@@ -119,8 +119,8 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
 
 
 def _movable(script: bytes) -> bytes:
-    """Return a script that runs with the Python next to it; a script for another interpreter stays unchanged. Python
-    sees the added lines as a string, the shell as a program."""
+    """Return a script that runs with the Python next to it. Python sees the added lines as a string, the shell as a
+    program."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -170,19 +170,17 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Archives unused for this long are removed, except the newest ones: a running session may still pass one on."""
+"""Older unused archives are removed, except the newest ones."""
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """An archive on this machine, as an object, and its unpacked size."""
-
     object: ObjectRef
     unpacked_bytes: int
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A packed environment; as JSON a starting pilot reads it. `packages`: the archive of the packages. `python`: its
-    version. `interpreter`: its name on compute nodes; if empty, the archive `base` brings it."""
+    """A packed environment; a starting pilot reads it as JSON. `interpreter`: its name on compute nodes, or empty: the
+    archive `base` brings it."""
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -192,8 +190,8 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
-    """Pack this environment, or return the archives packed before. `python`: the name of the interpreter on compute
-    nodes; if empty, it is packed too. Raises ConfigError for what cannot be packed, SessionError without disk space."""
+    """Pack this environment, or return the earlier archives. `python`: the interpreter on compute nodes; if empty, it
+    is packed too. Raises ConfigError for what cannot be packed, SessionError without disk space."""
     installed = this_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
@@ -216,7 +214,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive of that name, made now if it is missing. Other processes wait for the one that makes it."""
+    """Return the archive of that name, made if it is missing. Other processes wait for the one that makes it."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -298,8 +296,8 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders that a job must bring to its node; none if nodes see this machine's files. Call it just before
-    each submission: the manager may have moved."""
+    """Return the folders that a job must bring to its node; none with shared files. Call it just before each
+    submission: the manager may have moved."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)

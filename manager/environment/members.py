@@ -55,8 +55,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """A file: its name relative to the folder, and its path. `link`: the target if it is a link within the folder;
-    empty for files and for links that are followed."""
+    """A file. `link`: the target of a link within the folder; other links are followed."""
 
     name: str
     path: str
@@ -68,8 +67,7 @@ Skip = Callable[[str], object]
 
 
 def files_below(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Yield every file, sorted by name. `skip` gets relative names of files and folders. Unreadable files and folders
-    that contain themselves are left out."""
+    """Yield every file, sorted by name. `skip` gets relative names. Unreadable files and loops are left out."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -99,7 +97,6 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
 
 
 def listing_digest(path: str) -> str:
-    """Return a digest of the names, sizes and times of a file or folder, which changes with an edit."""
     if not os.path.isdir(path):
         facts = os.stat(path)
         return hashlib.sha256(f"{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
@@ -111,12 +108,11 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""Change this number if the archive of the same environment changes."""
+"""Change it if the archive of the same environment changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder: its place in `site-packages` and its path. `is_first`: it hides
-    the same name in `site-packages`."""
+    """A package or module used from its source folder. `is_first`: it hides the same name in `site-packages`."""
 
     name: str
     path: str
@@ -124,8 +120,8 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """This environment: its package folders in search order, its editable installs, the folder of its programs (empty
-    for the system's), and the prefix of a conda environment."""
+    """This environment. `scripts`: the folder of its programs, or empty for the system's. `conda`: the prefix, or
+    empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -237,7 +233,7 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
 
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""The start of bytecode that is checked by the time and size of its source."""
+"""Bytecode that is checked by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -248,7 +244,7 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Parts of `lib` and `share` that are packed separately or serve only compilers and readers."""
+"""Parts that are packed separately or serve only compilers and readers."""
 
 
 class MemberKind(enum.Enum):

@@ -40,8 +40,6 @@ def function_facts(*, text: str = FUNCTION, width: int = 64, **arguments: Any) -
 
 
 class World:
-    """History and measurements in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.performance = PerformanceStore(folder / "performance.sqlite")
         self.history = SourceHistory(folder / "sources.sqlite")

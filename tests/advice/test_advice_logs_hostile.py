@@ -20,7 +20,6 @@ MOST_BYTES = 24 << 20
 
 
 def verdict(source: object) -> Fault | None:
-    """The verdict on a log, with what every verdict must have."""
     located = locate(source)  # type: ignore[arg-type]
     if located is None:
         return None

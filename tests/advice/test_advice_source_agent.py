@@ -33,7 +33,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def asked(endpoint: FakeEndpoint, folder: Path, **settings: Any) -> tuple[WorkloadFacts, WorkloadFacts]:
-    """The extractor's facts, and those after the language model was asked."""
     source = SourceText(MAIN, file=str(folder / "train.py"))
     facts = extract_facts(source, folders=[folder])
     model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})

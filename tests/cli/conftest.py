@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
-    """A session folder with keys, which `stoker` finds as the newest session once session.json is there."""
     folder = session_folder(tmp_path / "session")
     links = state_folder() / "sessions"
     links.mkdir(parents=True)
@@ -54,14 +53,21 @@ def pilot(manager: Manager) -> Iterator[Peer]:
     peer.close()
 
 
-@pytest.fixture
-def stoker() -> Callable[..., Result]:
-    """Run the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
+class Stoker:
+    """Runs the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
 
-    def run(*arguments: str) -> Result:
+    def __call__(self, *arguments: str) -> Result:
         result = CliRunner().invoke(cli, list(arguments))
         if result.exception and not isinstance(result.exception, StokerError | SystemExit):
             raise result.exception
         return result
 
-    return run
+    def ok(self, *arguments: str) -> Result:
+        result = self(*arguments)
+        assert result.exit_code == 0, result.exception or result.output
+        return result
+
+
+@pytest.fixture
+def stoker() -> Stoker:
+    return Stoker()

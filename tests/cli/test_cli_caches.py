@@ -28,7 +28,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(scratch: Path, name: str) -> Pin:
-    """Have an object in the cache that the command finds."""
     original = scratch.parent.parent / name
     original.write_bytes(os.urandom(SIZE))
     ref = object_of(original, memo=original.with_suffix(".memo"))

@@ -28,7 +28,6 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """`make("new", "elsewhere/new", up=True)`: a session that is known, each newer than the one before."""
     listeners: list[socket.socket] = []
     links = state_folder() / "sessions"
     links.mkdir(parents=True, exist_ok=True)

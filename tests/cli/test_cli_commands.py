@@ -71,8 +71,8 @@ def test_run_finds_the_applications(stoker: Stoker):
     assert "fact_verification" in shown
     assert "inference_sweep" in shown
     assert " common " not in shown
-    assert stoker("run", "fact_verification", "--help").exit_code == 0
-    assert stoker("run", "fact-verification", "--help").exit_code == 0
+    stoker.ok("run", "fact_verification", "--help")
+    stoker.ok("run", "fact-verification", "--help")
 
 
 def test_an_unknown_application_names_the_nearest(stoker: Stoker):
@@ -86,7 +86,6 @@ def test_an_unknown_application_names_the_nearest(stoker: Stoker):
 
 
 def known_session(folder: Path) -> str:
-    """Register a session that is not over, and return its id."""
     session = SessionFolder(folder / "known")
     session.make()
     session.write(SessionFile("k3v9", 1, "tcp://127.0.0.1:1", "key"))
@@ -139,8 +138,7 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
 
 def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
-    shown = stoker("up", "--dry-run", "a.toml")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("up", "--dry-run", "a.toml")
     assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has an id of its own); run here")
     assert "stoker.pilot.main --session" in shown.output
     assert not state_folder().exists()
@@ -177,8 +175,7 @@ def test_the_command_line_starts_without_heavy_imports():
 
 
 def test_doctor_finds_this_machine_fit(stoker: Stoker):
-    result = stoker("doctor")
-    assert result.exit_code == 0, result.output
+    result = stoker.ok("doctor")
     assert "could not be checked" not in result.output
     assert f"Python {sys.version.split()[0]}" in result.output
     told = msgspec.json.decode(stoker("doctor", "--json").output, type=dict[str, list[Finding]])["findings"]

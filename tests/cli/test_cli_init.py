@@ -234,8 +234,7 @@ def test_init_writes_what_can_be_read_and_overwrites_nothing(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system here
-    first = stoker("init")
-    assert first.exit_code == 0, first.exception
+    first = stoker.ok("init")
     assert first.output.startswith("wrote site.toml: this machine\n")
     assert parse_site((tmp_path / "site.toml").read_text(), file="site.toml").is_local
     again = stoker("init")

@@ -66,7 +66,6 @@ NOT_HERE = {
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its name."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -78,7 +77,6 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def wrong(kind: click.ParamType, option: str) -> list[str]:
-    """What an option cannot be."""
     if isinstance(kind, WholeNumber):
         return ["many", "0", "-1", "1.5", "9" * 30, "9" * 5000]
     if isinstance(kind, Seconds):

@@ -28,13 +28,11 @@ PilotOf = Callable[..., int]
 
 
 def until_it_has_its_own_command_line(process: subprocess.Popen[bytes], word: str) -> None:
-    """In the first moments, after `Popen` has returned too, /proc shows none."""
     until(lambda: any(word in each for each in psutil.Process(process.pid).cmdline()), what="a command line")
 
 
 @pytest.fixture
 def pilot_of() -> Iterator[PilotOf]:
-    """Starts a process that looks like a pilot of a session folder; its id."""
     there: list[subprocess.Popen[bytes]] = []
 
     def start(folder: Path, *, module: str = "stoker.pilot.main", **environ: str) -> int:

@@ -43,8 +43,7 @@ def measured() -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str):
-    shown = stoker("plan", site, "fact_verification", "--inputs", "6400")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("plan", site, "fact_verification", "--inputs", "6400")
     lines = shown.output.splitlines()
     assert lines[0].startswith("plan · fact_verification on pool · 6,400 inputs in 400 calls")
     assert any(line.startswith("  finish ") and "in 8 of 10 cases" in line for line in lines)
@@ -229,8 +228,7 @@ def test_a_function_that_never_ran_is_planned_by_similar_ones(
     (tmp_path / "mine.py").write_text(text)
     site = tmp_path / "here.toml"
     site.write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    shown = stoker("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
     assert "no call of score was measured; one is estimated to run 4" in shown.output
     assert "its context is estimated to load in 3" in shown.output
     assert "how sure this is: poor" in shown.output

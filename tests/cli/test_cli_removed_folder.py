@@ -14,7 +14,6 @@ from stoker.folders import FOLDER_REMOVED, folders_here, is_working_folder_remov
 
 
 def run_in_removed(folder: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder that is removed before the command begins."""
     folder.mkdir()
     shell = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), sys.executable, *command]
     return subprocess.run(

@@ -22,7 +22,6 @@ Stoker = Callable[..., Result]
 
 
 def live(manager: Manager, client: Peer, pilot: Peer) -> None:
-    """A session of one call, from its beginning to its end."""
     call = client.hear(to_client.ClientWelcome).number << 40
     client.send(
         say.DefineRecipe(BARE),
@@ -39,7 +38,6 @@ def live(manager: Manager, client: Peer, pilot: Peer) -> None:
 
 
 def forge(path: SessionFolder, *, wrong: int) -> None:
-    """The same journal, in which one event was decided otherwise."""
     records = list(journal.read_checked(path.journal))
     checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
     events = [(now, each) for now, each in records if not isinstance(each, journal.Decided)]
@@ -55,24 +53,21 @@ def test_a_session_that_is_over_replays(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
-    shown = stoker("replay")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("replay")
     assert shown.output.startswith("session test · ")
     assert "decisions are the same" in shown.output
     told = msgspec.json.decode(stoker("replay", str(folder.journal), "--json").output)
     assert told["replayed"]["checked"] == told["replayed"]["events"] > 0
     assert told["replayed"]["difference"] is None
     assert told["simulated"] is None
-    simulated = stoker("replay", "--simulate")
-    assert simulated.exit_code == 0, simulated.exception
+    simulated = stoker.ok("replay", "--simulate")
     assert "live, " in simulated.output.splitlines()[-1]
 
 
 def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer):
     client.hear(to_client.ClientWelcome)
     pilot.hear(to_pilot.PilotWelcome)
-    shown = stoker("replay", "test")
-    assert shown.exit_code == 0
+    shown = stoker.ok("replay", "test")
     assert "killed" not in shown.output, "its manager is alive and well"
 
 
@@ -114,8 +109,7 @@ def test_a_journal_of_before_is_replayed_with_a_note(
     for now, event in events:
         book.write(now, event)
     book.close()
-    result = stoker("replay")
-    assert result.exit_code == 0
+    result = stoker.ok("replay")
     assert "nothing was compared" in result.output
 
 

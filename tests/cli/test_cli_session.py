@@ -34,7 +34,6 @@ Stoker = Callable[..., Result]
 
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> None:
-    """One call from submission to its end, with the pilot played by hand."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(
@@ -51,8 +50,7 @@ def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> 
 
 def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
-    result = stoker("status")
-    assert result.exit_code == 0
+    result = stoker.ok("status")
     assert result.output.startswith("session test · up ")
     assert "1 call done, 0 running, 0 queued" in result.output
     assert "n014-ab12  cpu:0" in result.output
@@ -117,7 +115,7 @@ def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, c
     """An observer that leaves does not end the session, and none is counted as a client."""
     client.hear(to_client.ClientWelcome)
     for _ in range(3):
-        assert stoker("status").exit_code == 0
+        stoker.ok("status")
     with Observer(manager.folder) as observer:
         assert observer.status().refused == {}
     assert manager.process.poll() is None
@@ -125,11 +123,9 @@ def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, c
 
 def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
-    about_pilot = stoker("explain", "n014-ab12")
-    assert about_pilot.exit_code == 0, about_pilot.exception
+    about_pilot = stoker.ok("explain", "n014-ab12")
     assert about_pilot.output.startswith("n014-ab12  here")
-    about_call = stoker("explain", "c-7")
-    assert about_call.exit_code == 0, about_call.exception
+    about_call = stoker.ok("explain", "c-7")
     assert about_call.output.startswith("call c-7  verify  wants no context")
     assert "submitted" in about_call.output
     told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
@@ -140,8 +136,7 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     run_a_call(client, pilot)
     client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
-    shown = stoker("calls", "--limit", "3")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("calls", "--limit", "3")
     lines = [line.split() for line in shown.output.splitlines()]
     running = next(line for line in lines if line[1:2] == ["running"])
     assert (running[0], running[4:7]) == ("c-8", ["verify", "no", "context"])
@@ -150,7 +145,7 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
     assert len(told["calls"]["calls"]) == 2
     assert told["calls"]["running"] + told["calls"]["waiting"] == 40
-    assert stoker("explain", told["calls"]["calls"][0]["call"], "test").exit_code == 0
+    stoker.ok("explain", told["calls"]["calls"][0]["call"], "test")
 
 
 def test_calls_of_a_session_that_is_over_come_from_its_journal(
@@ -195,8 +190,7 @@ def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
         failure = Failure(FailureKind.CONTEXT, "the loader raised", "n014-ab12", library, log=str(log))
         pilot.send(say.LibraryGone(library, failure, loading=True))
     client.hear(to_client.Results)
-    result = stoker("logs", "c-7")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("logs", "c-7")
     assert result.stdout == "FileNotFoundError: no such model\n"
     assert f"c-7 did not run: its context could not be loaded; this is {log}" in result.stderr
     assert f"its library's log is {log}" in stoker("explain", "c-7").output
@@ -215,8 +209,7 @@ def test_logs_of_a_call_are_exactly_what_it_printed(stoker: Stoker, folder: Sess
     log.parent.mkdir()
     log.write_bytes("before\nmäßig\nafter\n".encode())
     run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
-    result = stoker("logs", "c-7")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("logs", "c-7")
     assert result.stdout == "mäßig\n"
     assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
 
@@ -225,12 +218,10 @@ def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: 
     run_a_call(client, pilot)
     client.send(say.EndSession("done"))
     manager.ended()
-    result = stoker("status")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("status")
     assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
     assert "1 call done" in result.output
-    about_call = stoker("explain", "c-7")
-    assert about_call.exit_code == 0, about_call.exception
+    about_call = stoker.ok("explain", "c-7")
     assert "call c-7  verify" in about_call.output
 
 

@@ -28,7 +28,6 @@ DAY_S = 86400.0
 
 
 def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over: bool = True) -> SessionFolder:
-    """A session of `stoker up` that has ended (or has lost its manager), `days` ago."""
     folder = detached.make(detached.collect(()), place=str(place or state_folder() / "sessions.d" / name))
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
@@ -46,7 +45,6 @@ def aged(folder: SessionFolder, days: float) -> None:
 
 
 def kept(stoker: Stoker) -> str:
-    """Why the one old session stays."""
     told = msgspec.json.decode(stoker("sessions", "--prune", "--json").output)
     assert told["removed"] == []
     [one] = told["kept"]
@@ -57,8 +55,7 @@ def kept(stoker: Stoker) -> str:
 def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manager: Manager):
     a_session("old1")
     a_session("lost", days=1, over=False)
-    shown = stoker("sessions")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("sessions")
     states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
     assert states == {"test": "up", "lost": "lost", "old1": "over"}
     assert "stoker attach ID brings it back" in shown.output
@@ -72,8 +69,7 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
     aged(manager.folder, 20)
     size = session_remains.size_bytes(old.path)
-    shown = stoker("sessions", "--prune")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("sessions", "--prune")
     assert "removed  old1" in shown.output
     assert "removed 1 session, " in shown.output
     assert size > 1000

@@ -43,8 +43,7 @@ def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker):
 
 
 def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, tmp_path: Path):
-    done = stoker("simulate", "awareness", *SMALL, "--policy", "default", "--policy", NO_AWARENESS, "--seeds", "2")
-    assert done.exit_code == 0
+    done = stoker.ok("simulate", "awareness", *SMALL, "--policy", "default", "--policy", NO_AWARENESS, "--seeds", "2")
     [folder] = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("awareness-")
     lines = done.output.splitlines()
@@ -154,15 +153,15 @@ class Broken(HottestFirst):
 def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Stoker, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.py").write_text(OWN)
-    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here")
-    assert done.exit_code == 0, done.output
+    done = stoker.ok(
+        "simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here"
+    )
     assert done.output.startswith("scenario static-pool · own.py:Careful · 2 seeds")
     assert {path.name for path in (tmp_path / "here" / "logs").iterdir()} == {
         "own.py-Careful-0.parquet", "own.py-Careful-1.parquet"
     }  # fmt: skip
     (tmp_path / "mine" / "own.py").write_text("")
-    again = stoker("simulate", "here/scenario.toml", "--jobs", "1", "--out", "again")
-    assert again.exit_code == 0, again.output
+    stoker.ok("simulate", "here/scenario.toml", "--jobs", "1", "--out", "again")
     logs = [
         {path.name: path.read_bytes() for path in (tmp_path / each / "logs").iterdir()} for each in ("here", "again")
     ]

@@ -23,7 +23,6 @@ echo 'any|up|infinite|4|8|64000|(null)|1|OFF'
 
 @pytest.fixture(autouse=True)
 def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Slurm whose `sinfo` answers, and no other command of it."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, text in {"sinfo": SINFO, "sbatch": "#!/bin/sh\nexit 1\n", "scontrol": "#!/bin/sh\nexit 1\n"}.items():

@@ -14,7 +14,6 @@ GOOD = '{"input": "a", "target": "yes"}\n{"input": "b", "target": "no"}\n{"input
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Where jobs and their data lie; nothing may be left there beside them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "data.jsonl").write_text(GOOD)
@@ -24,7 +23,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def tune(*arguments):
-    """What the command says, or raises."""
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=False)
 
 

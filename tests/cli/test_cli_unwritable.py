@@ -17,7 +17,6 @@ Stoker = Callable[..., Result]
 
 @pytest.fixture
 def a_file(tmp_path: Path) -> Path:
-    """A file in the place of a folder: nobody can write below it, root neither."""
     path = tmp_path / "taken"
     path.write_text("")
     return path

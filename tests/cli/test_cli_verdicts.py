@@ -311,7 +311,6 @@ def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
 
 
 def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> explain.FailureVerdict | None:
-    """The verdict of a call whose library died with this log, in bounded memory and time."""
     died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
     begun = time.monotonic()
     tracemalloc.start()

@@ -31,7 +31,6 @@ class SmallEnvironment:
         self._compile()
 
     def bring_all(self, *names: str) -> None:
-        """Install distributions with all that they require."""
         for name in sorted(set[str]().union(*map(_with_requirements, names))):
             self.bring(name)
 
@@ -44,7 +43,6 @@ class SmallEnvironment:
         return self.path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
     def bring(self, name: str) -> None:
-        """Install a distribution that is installed here."""
         for file in importlib.metadata.files(name) or ():
             source = Path(str(file.locate())).resolve()
             if ".." in file.parts or not source.is_file():
@@ -60,13 +58,11 @@ class SmallEnvironment:
         subprocess.run([self.python, "-m", "compileall", "-qq", *places], check=True, timeout=120)
 
     def script(self, name: str, text: str) -> None:
-        """Have a program in its `bin`."""
         file = self.path / "bin" / name
         file.write_text(f"#!{self.python}\n{text}")
         file.chmod(0o755)
 
     def run(self, code: str, *arguments: str) -> str:
-        """What a program prints that runs in it."""
         environ = {**os.environ, "STOKER_HOME": str(self.home)}
         environ.pop("PYTHONPATH", None)
         ran = subprocess.run(

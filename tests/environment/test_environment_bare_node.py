@@ -44,7 +44,6 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_hide(), reason="mount
 
 
 def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
-    """Folders that a bare node does not have."""
     places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
     if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
         places.append(Path(sys.base_prefix))
@@ -89,7 +88,6 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 @pytest.fixture
 def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
-    """The session's seed, which listens."""
     with (manager.folder.path / "seed.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)],

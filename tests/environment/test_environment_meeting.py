@@ -57,7 +57,6 @@ def packages(session: Session, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def slow_host(session: Session) -> Iterator[None]:
-    """The session's host is behind a slow link, as those that start see it."""
     relay = Between(session.seed.address, spoil=Link(bytes_per_s=24e6).carry)
     (session.folder / "seed.address").write_text(relay.source.address)
     yield
@@ -87,7 +86,6 @@ class Starters:
         assert all(self._copy(number).read_bytes() == content for number in range(len(self._threads)))
 
     def close(self) -> None:
-        """They all become pilots, and serve no more."""
         while self._serving:
             self._serving.pop().close()
 

@@ -32,7 +32,6 @@ def pack(small: SmallEnvironment, *arguments: str) -> Packed:
 
 @pytest.fixture
 def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
-    """A copy of the small environment, to be changed."""
     made = object.__new__(SmallEnvironment)
     made.path, made.home = tmp_path / "venv", tmp_path / "home"
     shutil.copytree(small.path, made.path, symlinks=True)

@@ -29,7 +29,6 @@ def make_archive(path: Path) -> None:
 
 @pytest.fixture
 def enter(tmp_path: Path) -> Callable[..., Path]:
-    """Enters an environment, in this process; its archive counts how often it was asked for."""
     archive = tmp_path / "some.tar.gz"
     make_archive(archive)
 
@@ -50,7 +49,6 @@ def gets(folder: Path) -> list[str]:
 
 
 def close_locks(folder: Path) -> None:
-    """What the end of every process that runs in an environment does."""
     for number in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{number}").startswith(str(folder / "environments")):
