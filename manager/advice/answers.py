@@ -176,7 +176,6 @@ class _Followed:
 
 
 def serve(session: str, channel: socket.socket) -> None:
-    """Answer the questions of a session until the other end of the channel is closed."""
     folder = SessionFolder(session)
     keep_log(folder.path / "advisor.log")
     log.info("an advisor begins: pid %d", os.getpid())

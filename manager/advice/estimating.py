@@ -41,8 +41,6 @@ _NUMBERED = re.compile(r".* \d+")
 
 
 class MeasuredSample(msgspec.Struct, frozen=True):
-    """The mean and standard deviation of one similar recipe's measurements, its similarity and its numbers."""
-
     value: float
     sd: float
     similarity: float
@@ -110,8 +108,6 @@ def fit_effects(
 
 
 def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
-    """Return the logarithms of the numbers that all share and that differ, one column each; of two that always change
-    together only the first."""
     shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
     shared.sort(key=lambda name: (name not in FIELDS, bool(_NUMBERED.fullmatch(name)), name))
     kept, columns = list[str](), list[Array]()
@@ -137,7 +133,6 @@ def _go_together(first: Array, second: Array) -> bool:
 _WIDTH = 0.06
 """The drop in similarity that divides a recipe's weight by e."""
 _UNSEEN_SD = math.log(2)
-"""The spread between similar recipes, a factor of 2. It counts as one measurement."""
 _ONE_IN_TEN = 1.2816
 
 
@@ -252,8 +247,8 @@ class Estimator:
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
-        """Return the estimate on devices of a kind. `loader`: the facts of the recipe's loader, for load time and
-        memory; `function`: those of the function with its loader (`joined_facts`), for run time and pace."""
+        """Return the estimate on devices of a kind. `function`: the facts of the function with its loader
+        (`joined_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
@@ -282,8 +277,6 @@ class Estimator:
     def _measured(
         self, facts: WorkloadFacts | None, kind: str, why: dict[str, str], what: str, *, of_loaders: bool
     ) -> Found:
-        """Return the similar rows that were measured on this kind, most similar first; else say in `why[what]` why
-        there are none."""
         if facts is None or not (facts.text or facts.known_facts()):
             notes = f": {facts.notes[0]}" if facts is not None and facts.notes else ""
             why[what] = f"the source is not known{notes}"
@@ -361,14 +354,12 @@ def history() -> SourceHistory:
 
 
 def loads_of(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    """Return the cost of a load by kind of device. `but`: the recipe itself."""
     estimates = _estimator(store, but=(but, None))
     found = {kind: estimates.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
 
 
 def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
-    """Return the cost of a call by kind of device. `but`: recipe and function themselves."""
     estimates = _estimator(store, but=but)
     found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
     return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
@@ -401,8 +392,8 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Has the methods of the performance store, for one function without measurements. `similar`: the recipes that the
-    estimate comes from, most similar first, in words."""
+    """Stands in for the performance store, for one function without measurements. `similar`: the sources of the
+    estimate, in words."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar

@@ -46,7 +46,6 @@ class LogParts:
         self._blocks = self._read_all(parts)
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes of a part, at most `size` of a file; none at the end."""
         self._size = size
         return next(self._blocks, b"")
 
@@ -83,7 +82,6 @@ class LogParts:
 
 
 def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
-    """Open a log's file. Return it, the bytes of it that count, and the lines before them (-1: not counted)."""
     assert part.path is not None
     with suppress(OSError, ValueError):
         file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
@@ -142,7 +140,6 @@ def told_part(text: str) -> LogPart:
 
 
 def raised_part(raised: str) -> LogPart:
-    """Return an exception and its places in the user's code, as Python shows them."""
     said, frames = list[str](), list[str]()
     for line in raised.splitlines():
         hit = _PLACE.fullmatch(line.strip())
@@ -170,8 +167,6 @@ def judged(
 
 
 def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
-    """Return the fault by the session's words. The last line that tells counts; the first line of its text sums it up
-    and is shown too."""
     for text in said:
         lines = text.splitlines()
         for line in reversed(lines):

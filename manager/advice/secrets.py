@@ -55,7 +55,6 @@ _MAY_HAVE_ONE = re.compile(
 
 
 def masked(text: str) -> str:
-    """Return the text with `***` for each known secret, in linear time."""
     if not _MAY_HAVE_ONE.search(text.lower()):
         return text
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)

@@ -41,7 +41,6 @@ _PARAMETERS = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)([MB])(?![A-Za-
 
 
 def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
-    """Return the positive numbers among the facts, by name, and the size in the model's name ("1.7B")."""
     found = {**facts.known_facts(), **facts.further}
     numbers = {name: float(fact.value) for name, fact in found.items() if isinstance(fact.value, int | float)}
     size = _PARAMETERS.search(str(facts.model.value))
@@ -51,7 +50,6 @@ def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
 
 
 def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
-    """Return the terms of the facts with their weights; each fact has the length of its weight."""
     terms = dict[str, float]()
     for name, number in numbers_of(facts).items():
         _add_bump(terms, name, number)
@@ -62,7 +60,6 @@ def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
 
 
 def terms_of_text(text: str) -> Counter[str]:
-    """Return words, numbers and pairs of neighbours of a normalised source, without renamed variables."""
     words = [word for word in _TERMS.findall(text) if not _RENAMED.fullmatch(word)]
     return Counter([*words, *(f"{first} {second}" for first, second in pairwise(words))])
 
@@ -200,8 +197,6 @@ class SourceHistory:
 
 
 class SimilarSource(msgspec.Struct, frozen=True):
-    """A row of history with its similarity: 1 for the same source with the same arguments."""
-
     row: SourceRow
     similarity: float
 
@@ -212,7 +207,6 @@ class SimilarSources:
         self._tables: dict[bool, _Tables] = {}
 
     def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
-        """Return the rows of at least this similarity, most similar first; of loaders, or of functions on them."""
         rows = [row for row in self._history.rows() if (not row.function) == of_loaders]
         if not rows:
             return []

@@ -39,7 +39,6 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: dict[FaultKind, float]
 
     def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
-        """Return the probability of each kind. A failure without any known fact gets the usual ones."""
         known = {fact for weights in self.weights.values() for fact in weights}
         values = scaled({fact: count for fact, count in found.items() if fact in known})
         scores = {
@@ -73,7 +72,6 @@ INFRASTRUCTURE_LEAST = 0.5
 RAISED_LEAST = 0.7
 """The same for an exception that came up through the user's code: in doubt it is the user's."""
 GUESSED = "by its words, which no rule knows"
-"""How the meaning of a failure begins that only the scorer has judged."""
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
     "FloatingPointError", "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError",
@@ -87,7 +85,6 @@ _PLAIN_CHANCE = 0.8
 _EVIDENCE_SIGNS = 40
 _EVIDENCE_AFTER = 40
 _FADING = 0.97
-"""The factor on a row's certainty for each further line of evidence."""
 _SECONDARY_PART = 0.5
 _MOST_PROOF = 8
 _COMPONENTS = {
@@ -99,7 +96,6 @@ _COMPONENTS = {
 
 
 def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: KindScorer | None = None) -> Fault:
-    """Return whose fault a failure is. `scorer`: another one than the one that Stoker ships."""
     by_rule = _surest_row(located, rules)
     if by_rule is not None:
         sure, rule, line = by_rule
@@ -147,7 +143,6 @@ def _opening(located: Located) -> str:
 
 
 def _evidence(located: Located) -> Iterable[LogLine]:
-    """Return the lines to look up, each once, the most important first."""
     first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
     lines = (located.first, first, *_exceptions(located), *more, *located.after[:_EVIDENCE_AFTER])
     by_number: dict[int, LogLine] = {}
@@ -174,7 +169,6 @@ def _component(located: Located, kind: FaultKind) -> str:
 
 
 def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
-    """Return the line that decided, the first one, and the exceptions; by number, each once."""
     lines = (*located.signs[:2], *_exceptions(located)[:3], located.first, line)
     chosen = {each.number: each for each in lines}
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
@@ -195,7 +189,6 @@ _COMMON = frozenset({"the", "of", "to", "in", "is", "at", "for", "and", "on", "b
 
 
 def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str, float]:
-    """Return the count of each fact. `rules` tell which lines are only consequences."""
     return {fact: float(count) for fact, count in Counter(_facts(located, rules)).items()}
 
 
@@ -225,7 +218,6 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
 
 
 def _causes(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
-    """Return the bad lines that tell of more than another rank's end; all, if there are no others."""
     held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
     return [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or list(located.signs)
 
@@ -240,7 +232,6 @@ def _fields_of(line: str) -> Iterator[str]:
 
 
 def _errno_of(line: str) -> Iterator[str]:
-    """Yield the sides at fault by the error numbers in a line, or by their texts."""
     found = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
     lower = line.lower()
     found |= {kind for text, kind in _BY_TEXT.items() if text in lower}
@@ -249,7 +240,6 @@ def _errno_of(line: str) -> Iterator[str]:
 
 
 def _families_of(exception: str) -> Iterator[str]:
-    """Yield the builtin classes of an exception, by its name; `other` for one that Python does not have."""
     kind = getattr(builtins, exception, None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         yield "@family:other"

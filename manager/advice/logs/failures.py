@@ -31,19 +31,13 @@ class FaultKind(enum.Enum):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """A line of a log by its number, from 1, with masked secrets."""
-
     number: int
     text: str
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first lines of a log that matter.
-
-    `first`: the line with which the failure begins. `before`, `after`: its context. `signs`: the bad lines of the
-    failure, each kind once, in order, with `first`. `traceback`: the first whole traceback of Python with its chain, or
-    empty. `lines`: the number of lines read.
-    """
+    """The first lines of a log that matter: the line with which the failure begins, its context, the bad lines of the
+    failure (each kind once, in order), the first whole traceback, and the number of lines read."""
 
     first: LogLine
     before: tuple[LogLine, ...] = ()
@@ -310,7 +304,6 @@ ROWS: tuple[FaultRule, ...] = (
 
 
 def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[FaultRule]:
-    """Return the rows whose pattern a line matches, in the order of the table."""
     lower = line.lower()
     return [rule for rule in rules if rule.pattern.search(lower)]
 
@@ -468,5 +461,4 @@ BY_KIND: dict[FaultKind, str] = {
 
 
 def remedy(fault: Fault, subject: str) -> str:
-    """Return advice on the failure of a subject (`c-12`, `b1`, a pilot)."""
     return BY_COMPONENT.get((fault.kind, fault.component), BY_KIND[fault.kind]).format(subject)

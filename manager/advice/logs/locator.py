@@ -135,14 +135,12 @@ class Episode:
         return False
 
     def overcame(self, number: int) -> None:
-        """Take in a line that says that the program continues: errors just before it are no failures."""
         self.overcome_after = number
         for sign in self.signs.values():
             if 0 < number - sign.last <= _ANSWER_LINES:
                 sign.overcome = True
 
     def first(self, rules: tuple[FaultRule, ...]) -> BadLine:
-        """Return the bad line with which the failure begins: the first that is no consequence of another."""
         for sign in self.signs.values():
             sign.rules = matching_rules(sign.text, rules)
         best = min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
@@ -270,7 +268,6 @@ class _Scan:
         return self._located(survived[-1], None, rules) if survived else None
 
     def _located(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
-        """Return the failure that is an episode; it begins with `first`, or by the rules."""
         first = first or episode.first(rules)
         number, text, traceback = first.begins_at, first.text, first.traceback
         if traceback is not None:

@@ -73,7 +73,6 @@ class LineReader:
 
 
 def masked_line(line: bytes) -> bytes:
-    """Return the line without digits: lines of a loop that differ only in numbers become the same."""
     return line.translate(None, _DIGITS)
 
 
@@ -211,7 +210,6 @@ _GIVEN_UP = caseless(
 
 
 def _prefix_tree(words: Iterable[bytes]) -> bytes:
-    """Return a pattern for any of the words that tests common beginnings once."""
     tails: dict[bytes, list[bytes]] = {}
     for word in words:
         tails.setdefault(word[:1], []).append(word[1:])
@@ -225,7 +223,6 @@ _ANY_STEM = re.compile(_prefix_tree(_STEMS))
 
 
 def may_be_bad(line: bytes) -> bool:
-    """False if `gravity` is certainly PLAIN; many times as fast."""
     return _ANY_STEM.search(line.lower()) is not None
 
 
@@ -245,7 +242,6 @@ def gravity(line: str) -> Gravity:
 
 
 def overcome(line: str) -> bool:
-    """True if the line says that the program continues after a failure: another try, another way."""
     lower = line.lower()
     return _OVERCOME.search(lower) is not None and _GIVEN_UP.search(lower) is None
 
@@ -288,7 +284,6 @@ class TracebackLines:
         return self._head + self._tail
 
     def add(self, number: int, line: str) -> bool:
-        """Take in the next line of the log. Returns False if the line is not of this traceback."""
         body = self._body(line) if not self.done else None
         if body is None or not self._takes(number, body):
             return False

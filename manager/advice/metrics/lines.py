@@ -178,7 +178,6 @@ def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
 
 
 def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
-    """Return the counts with the totals that the same line states by name: `step=3 total_steps=10`."""
     low = lower(text)
     if not any(word in low for word in ("total", "max", "num")):
         return counted
@@ -245,7 +244,6 @@ _LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
 
 
 def redraws(text: str) -> list[str]:
-    """Return the texts that a line shows one after the other: a bar is drawn again after a carriage return."""
     return [part for part in _REDRAWN.split(text) if part and not part.isspace()]
 
 
@@ -302,7 +300,6 @@ def _rank(text: str) -> tuple[int | None, str]:
 
 
 def _bar_counters(drawn: Bar) -> list[Counter]:
-    """Return the bar's own count, and the counts of the text before it (`Epoch 3/10: 45%|...`)."""
     around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
     if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
         around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]

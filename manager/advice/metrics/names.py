@@ -38,8 +38,6 @@ _DATED = re.compile(
 
 
 def any_of(patterns: Iterable[str]) -> str:
-    """Return a pattern that matches the first of these that fits. They are grouped by first letter, because the engine
-    tries the branches one by one at each place of a line."""
     groups: dict[str, list[str]] = {}
     for pattern in patterns:
         groups.setdefault(pattern[0], []).append(pattern[1:])
@@ -52,7 +50,6 @@ def lower(text: str) -> str:
 
 
 def number(text: str, scale: str = "") -> float:
-    """Return the value of a number that NUMBER matches, times its suffix (k, M, ...)."""
     return float(text.replace(",", "").replace("_", "")) * _SCALES.get(scale, 1.0)
 
 

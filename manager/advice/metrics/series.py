@@ -30,7 +30,6 @@ def without_outliers(values: Sequence[float]) -> list[float]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the spread of values, as a standard deviation: 0 for fewer than 2."""
     if len(values) < 2:
         return 0.0
     middle = median(values)
@@ -63,8 +62,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those between the last two
-    falls; `falls`: how often a new round began; `first_at`: the place of the first line of all."""
+    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those of the round before;
+    `falls`: how often a new round began; `first_at`: the place of the first line of all."""
 
     name: str
     unit: str
@@ -90,8 +89,6 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressSeries(msgspec.Struct, frozen=True):
-    """The finest count of the progress, and the count of its rounds, if there is one."""
-
     inner: CountSeries
     outer: CountSeries | None = None
 
@@ -132,7 +129,6 @@ def _falls(values: Sequence[float]) -> list[int]:
 
 
 def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
-    """Return the series that are the progress of the program; None if nothing counts."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
@@ -179,7 +175,6 @@ def _outer(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries
 
 
 def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
-    """True if the outer count rises by about 1 for each round of the inner one."""
     if not outer.name.startswith("bar") or outer.first_at > inner.points[0].at:
         return False
     risen = outer.newest.done - outer.points[0].counter.done
@@ -244,7 +239,6 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
 
 
 def _expected(point: SeriesPoint) -> float | None:
-    """Return the rate at which the count reaches its total when the line says so."""
     left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
     return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 

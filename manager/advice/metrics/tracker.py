@@ -38,13 +38,9 @@ _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s; with rounds around a finer count
-    (epochs of steps), `unit` is the round, and `done` has a fraction.
-
-    `whole`: False if `total` is that of a part, for example an epoch, of a longer run. `steps_per_s`: the rate of the
-    finest count. `rate_spread`: one standard deviation of single values. `loss_change`: the median loss of the newer
-    half of the lines minus that of the older half. `least_left_s`, `most_left_s`: an interval around `seconds_left`.
-    `evaluates`: an evaluation runs.
-    """
+    (epochs of steps), `unit` is the round. `whole`: False if `total` is that of a part of a longer run. `loss_change`:
+    the median loss of the newer half of the lines minus that of the older half. `least_left_s`, `most_left_s`: an
+    interval around `seconds_left`."""
 
     done: float
     unit: str
@@ -69,8 +65,6 @@ class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """The result of a look at a log: the progress, or why there is none."""
-
     progress: LoggedProgress | None
     why: str
 
@@ -81,8 +75,8 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows the progress of one program over several looks at its log. Not thread-safe. `totals`: totals of units
-    that the program stated at its start (`stated_totals`)."""
+    """Follows one program over several looks at its log. `totals`: totals that it stated at its start
+    (`stated_totals`)."""
 
     def __init__(self, totals: Mapping[str, float] | None = None) -> None:
         self.totals = dict(totals or {})
@@ -115,7 +109,6 @@ class MetricTracker:
 
 
 def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
-    """Return the metrics of the newest lines with any, oldest first, and the number of lines read."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -207,7 +200,7 @@ def _left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
     """Return seconds left, and an interval: twice the error of the rate, widened to the program's own forecast and to
-    the rate of the rounds, which has evaluations in it."""
+    the rate of the rounds."""
     series = chosen.outer or chosen.inner
     stated = series.points[-1].line.eta_s
     if total is None or rate is None or not rate_per_s:

@@ -141,7 +141,6 @@ class Conversation:
 
 
 def _is_loopback(url: str) -> bool:
-    """True for an endpoint on this machine: the environment's proxy does not apply."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -332,7 +331,6 @@ def _path_and_page(given: str) -> tuple[str, int]:
 
 
 def _final(text: str) -> dict[str, object] | None:
-    """Return the JSON object of a final answer, which may be in a fence of Markdown; None if the text has none."""
     _, marked, after = text.rpartition("Final Answer:")
     start = after.find("{")
     if start < 0 or not (marked or after.strip().startswith(("{", "```"))):

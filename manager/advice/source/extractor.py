@@ -138,7 +138,6 @@ def extract_facts(
 def _scanned(
     source: SourceText, arguments: dict[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
-    """Scan the entry; return its node. The values of its arguments, in the order of its parameters, go to `given`."""
     file = Path(source.file) if source.file else None
     shown = reader.name_of(file) if file is not None else "<source>"
     tree = parsed(textwrap.dedent(source.text), shown)
@@ -156,7 +155,6 @@ def _scanned(
 
 
 def _definition(tree: ast.Module, dotted: str) -> Function | None:
-    """Return the function of this dotted name, else the last one of its last name, else the only function."""
     body: list[ast.stmt] = tree.body
     for part in dotted.split("."):
         found = [node for node in body if isinstance(node, Function | ast.ClassDef) and node.name == part]
@@ -183,8 +181,6 @@ def _given(value: Any) -> Known:
 
 
 class LoaderCall(msgspec.Struct, frozen=True):
-    """A loader by its name in the source, and its arguments that are constants there."""
-
     loader: str
     arguments: dict[str, Any]
 

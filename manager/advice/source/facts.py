@@ -45,13 +45,9 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """The facts of a function or a loader.
-
-    `further`: other named numbers and words (arguments, sizes of layers, config values). `absent`: the reason for each
-    field without a value. `notes`: the files that could not be read, and why. `text`: the normalised source of all
-    functions that were followed; `same`: a digest of it and of the arguments, equal for two functions that differ only
-    in comments or names of variables.
-    """
+    """The facts of a function or a loader. `further`: other named numbers and words. `absent`: the reason for each
+    field without a value. `text`: the normalised source of all functions that were followed; `same`: a digest of it and
+    of the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -76,14 +72,12 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
 
 
 def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
-    """Return the facts without texts that look like a password or a key: they are kept on disk."""
     shown = {name: f"{name}={fact.value}" for name, fact in facts.further.items()}
     further = {name: fact for name, fact in facts.further.items() if masked(shown[name]) == shown[name]}
     return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
 
 
 def fits(field: str, value: object) -> bool:
-    """True if a field can have this value: a positive count, or a short text of one line."""
     if isinstance(value, bool):
         return False
     if field in COUNT_FIELDS:
@@ -182,8 +176,8 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects facts; of several for one field the surest stays, of equally sure ones the first. `missed`: why a field
-    has no value although the source has a place for it."""
+    """Collects facts; of several for one field the surest stays. `missed`: why a field has no value although the source
+    has a place for it."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
@@ -232,7 +226,6 @@ class Recogniser:
         self._keywords(site)
 
     def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
-        """Take in a variable, parameter, option or key. `further`: keep a name that tells no field, too."""
         if value is None:
             return
         field = FIELD_OF.get(name.lower().lstrip("_"))
@@ -338,7 +331,6 @@ class Recogniser:
     def _argument(
         self, field: str, site: CallSite, place: int, *names: str, sure: float, required: bool = False
     ) -> None:
-        """Keep an argument as a field. `required`: if it is no known text, say so in `missed`."""
         self._text(field, site.argument(place, *names), site, sure, required=required)
 
     def _text(self, field: str, value: Known | None, site: CallSite, sure: float, *, required: bool) -> None:

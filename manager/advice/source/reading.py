@@ -94,7 +94,6 @@ class OwnFolders:
         return next((str(place.relative_to(root)) for root in self.roots if place.is_relative_to(root)), str(path))
 
     def find(self, name: str, *, beside: Path | None) -> Path | None:
-        """Return the file that a relative path in the source names: next to the source, else in one of the folders."""
         places = [*([beside.parent] if beside is not None else []), *self.roots]
         try:
             return next((place / name for place in places if (place / name).is_file()), None)
@@ -115,7 +114,6 @@ class OwnFolders:
         return next((path for path in found if path is not None), None)
 
     def inside(self, folder: Path, *parts: str, package: bool = True) -> Path | None:
-        """Return the file of a module in a folder; with `package`, also a folder without `__init__.py`."""
         if not all(part.isidentifier() for part in parts):
             return None
         base = folder.joinpath(*parts)
@@ -133,8 +131,7 @@ class OwnFolders:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SourceModule:
-    """A user's module, or a package without a file. `waiting`: statements not scanned yet, by the names they bind;
-    `scanned`: ids of those that are."""
+    """A user's module, or a package without a file. `waiting`: statements not scanned yet, by the names they bind."""
 
     file: Path | None
     shown: str
@@ -146,7 +143,6 @@ class SourceModule:
     stars: list[SourceModule] = dataclasses.field(default_factory=list)
 
     def defer(self, tree: ast.Module) -> None:
-        """Let each statement wait until a name that it binds is used."""
         for statement in tree.body:
             for name in dict.fromkeys(_names_bound(statement)):
                 self.waiting.setdefault(name, []).append(statement)
@@ -159,7 +155,6 @@ class OwnModules:
         self._known: dict[Path, SourceModule | None] = {}
 
     def module(self, parts: Sequence[str], importer: SourceModule, level: int = 0) -> SourceModule | None:
-        """Return a module as `importer` names it; None for an installed or unreadable one."""
         return self._loaded(self._folders.module(parts, beside=importer.file, level=level))
 
     def submodule(self, package: SourceModule, name: str) -> SourceModule | None:
@@ -201,7 +196,6 @@ def parsed(text: str, shown: str) -> ast.Module:
 
 
 def _names_bound(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement binds or changes; a method call changes its object."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -304,7 +298,6 @@ class CallSite:
         return self.dotted.rpartition(".")[2]
 
     def argument(self, place: int, *names: str) -> Known | None:
-        """Return the argument at a place or of one of these names; None if it is not given or not known."""
         named = next((name for name in names if name in self.kwargs), None)
         if named is not None:
             return self.kwargs[named]
@@ -315,7 +308,6 @@ class CallSite:
 
 
 def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where: str) -> Known | None:
-    """Return the result of an operator on two constants, within bounds; a path for `/` on texts."""
     if left is None or right is None:
         return None
     a, b, sure = left.value, right.value, min(left.sure, right.sure)
@@ -397,7 +389,6 @@ def _result_of_method(site: CallSite, base: Known) -> Known | None:
 
 
 def declared_option(site: CallSite) -> tuple[str, Known] | None:
-    """Return the destination and the default of an `add_argument(...)` or `click.option(...)`; None without default."""
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
     if not names:
         return None
@@ -412,7 +403,6 @@ def declared_option(site: CallSite) -> tuple[str, Known] | None:
 
 
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
-    """Return the values of a config file that the source names. Raises NotReadError."""
     path = folders.find(name, beside=beside)
     if path is None:
         raise NotReadError(f"{name}: not read: the folders given have no such file")

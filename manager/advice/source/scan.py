@@ -47,8 +47,6 @@ class OutOfBoundsError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnCode:
-    """A user's function or class, the scope that defines it, and the instance of a method."""
-
     node: Function | ast.ClassDef
     around: Scope
     bound: Known | None = None
@@ -93,7 +91,6 @@ class Scanner:
         self._run(tree.body, Scope(module.names, module))
 
     def enter(self, module: SourceModule, tree: ast.Module, node: Function, arguments: Mapping[str, Known]) -> None:
-        """Scan the entry function of a module, with the values of its parameters where they are known."""
         module.defer(tree)
         scope = Scope(module.names, module)
         self._call_own(OwnCode(node, scope), [], {**self._decorated(node, scope), **arguments}, scope, entry=True)
@@ -200,7 +197,6 @@ class Scanner:
     # ---- expressions
 
     def value(self, node: ast.expr | None, scope: Scope) -> Known | None:
-        """Return the literal that an expression stands for, or None where the source does not tell."""
         if node is None:
             return None
         self._count()
@@ -364,7 +360,6 @@ class Scanner:
         sure: float = 1.0,
         entry: bool = False,
     ) -> Known | None:
-        """Scan a function at its first call; return its first known return value."""
         node, around = own.node, own.around
         if id(node) in self._returned or caller.depth > self._folders.limits.depth or isinstance(node, ast.ClassDef):
             return self._returned.get(id(node))
@@ -429,7 +424,6 @@ class Scanner:
         return Known([values] * 5, site.where) if site.last.endswith("dataclasses") else values
 
     def _decorated(self, node: Function, scope: Scope) -> dict[str, Known]:
-        """Scan the decorators of a function; return the defaults that click gives to its parameters."""
         for decorator in reversed(node.decorator_list):
             self.value(decorator, scope)
         names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
