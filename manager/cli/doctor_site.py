@@ -55,13 +55,13 @@ class DryRunLines(msgspec.Struct, frozen=True):
     refused: bool = False
 
 
-def show(site: Site, *, place: str = "") -> DryRunLines:
+def show(site: Site) -> DryRunLines:
     """Return the lines of a dry run for one site. Raises ConfigError for settings that its batch system does not
     have."""
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
-    folder, text = _script(site, place)
+    folder, text = _script(site)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
@@ -76,11 +76,11 @@ def show(site: Site, *, place: str = "") -> DryRunLines:
     return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
 
 
-def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
+def _script(site: Site) -> tuple[SessionFolder, str]:
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
 
-    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
+    folder = SessionFolder(detached.default_place(_EXAMPLE))
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
 
 
@@ -240,7 +240,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield need(topic, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one")
         if not faults:
             yield ok(topic, f"{topic}: partition, account, walltime and GPUs are there")
-            verdict = _judge(site, _script(site, "")[1])  # Slurm knows limits that `sinfo` does not show
+            verdict = _judge(site, _script(site)[1])  # Slurm knows limits that `sinfo` does not show
             level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[verdict.refused]
             fix = "mend the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
             yield Finding(topic, level, f"{topic}: {verdict.words}", fix)

@@ -334,22 +334,22 @@ log = logging.getLogger("stoker")
 _EVERY_S = 5.0
 
 
-def prepare(folder: SessionFolder, sites: Iterable[Site], *, say: Callable[[str], None] = log.warning) -> None:
-    """Pack the environment if necessary, and write the files for nodes of these sites. `say` receives the progress
-    every few seconds. Raises ConfigError for an environment that cannot be packed, SessionError without disk space."""
+def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
+    """Pack the environment if necessary, and write the files for nodes of these sites. The progress is logged. Raises
+    ConfigError for an environment that cannot be packed, SessionError without disk space."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
-            progress = _report(site.name, say)
+            progress = _report(site.name)
             carry(folder, site, pack_environment(python=site.environment.python, on_progress=progress))
 
 
-def _report(site: str, say: Callable[[str], None]) -> Progress:
+def _report(site: str) -> Progress:
     next_at = time.monotonic() + _EVERY_S / 5
 
     def tell(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + _EVERY_S
-            say(f"packing this environment for site {site}, once: {show_bytes(done)} of {show_bytes(total)}")
+            log.warning(f"packing this environment for site {site}, once: {show_bytes(done)} of {show_bytes(total)}")
 
     return tell

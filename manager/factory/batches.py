@@ -7,8 +7,7 @@ import shutil
 from typing import Any, assert_never
 
 from stoker.errors import ConfigError
-from stoker.manager.environment.carrying import carried_folder
-from stoker.manager.environment.carrying import starter_files
+from stoker.manager.environment.carrying import carried_folder, starter_files
 from stoker.manager.factory import block_keys, condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
