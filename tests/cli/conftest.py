@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
 from stoker.contexts.folders import state_folder
-from stoker.errors import StokerError
-from stoker.manager.cli.main import cli
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFolder
@@ -51,21 +49,6 @@ def pilot(manager: Manager) -> Iterator[Peer]:
     peer.send(pilot_hello(peer.session), numbered=False)
     yield peer
     peer.close()
-
-
-class Stoker:
-    """Runs the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
-
-    def __call__(self, *arguments: str) -> Result:
-        result = CliRunner().invoke(cli, list(arguments))
-        if result.exception and not isinstance(result.exception, StokerError | SystemExit):
-            raise result.exception
-        return result
-
-    def ok(self, *arguments: str) -> Result:
-        result = self(*arguments)
-        assert result.exit_code == 0, result.exception or result.output
-        return result
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager
 
 from stoker.config import write_sites
@@ -22,7 +22,6 @@ from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
 
-Stoker = Callable[..., Result]
 Make = Callable[..., Path]
 
 

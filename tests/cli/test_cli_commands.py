@@ -8,13 +8,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from cli.command_line import Stoker
+from click.testing import CliRunner
 from live.peers import Manager
 
 import stoker as package
@@ -26,8 +26,6 @@ from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.main import cli
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFile, SessionFolder
-
-Stoker = Callable[..., Result]
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:

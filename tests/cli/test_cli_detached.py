@@ -12,13 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from polling import PATIENCE_S, polls
 
 from stoker.manager.cli import runs
 from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile, named_run
-
-Stoker = Callable[..., Result]
 
 WAITS = """
 import os, sys, time

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
@@ -18,8 +18,6 @@ from stoker.manager.cli.surroundings import Gpus, HostFacts, ScratchPlace, Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult
 from stoker.site import ProviderKind, ProvisioningName
-
-Stoker = Callable[..., Result]
 
 SINFO = """\
 backfill*|up|1-00:00:00|2|4|4000|gpu:a10:1|1|REQUEUE

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.advice import estimating
@@ -21,8 +20,6 @@ from stoker.manager.executor.publishing import SourceShelf
 from stoker.manager.live.history import performance
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder
-
-Stoker = Callable[..., Result]
 
 
 @pytest.fixture

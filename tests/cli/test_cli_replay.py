@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer
 
 from stoker.contexts.recipe import BARE
@@ -17,8 +15,6 @@ from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
-
-Stoker = Callable[..., Result]
 
 
 def live(manager: Manager, client: Peer, pilot: Peer) -> None:

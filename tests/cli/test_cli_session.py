@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer, key_pair, session_folder
 from polling import PATIENCE_S
 
@@ -29,8 +28,6 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
 from stoker.protocol.session import SessionFile, SessionFolder
-
-Stoker = Callable[..., Result]
 
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> None:

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager
 
 from stoker.config import parse_site, write_sites
@@ -23,7 +22,6 @@ from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 
-Stoker = Callable[..., Result]
 DAY_S = 86400.0
 
 

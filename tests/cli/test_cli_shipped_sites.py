@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-
-Stoker = Callable[..., Result]
+from cli.command_line import Stoker
 
 FOLDER = Path(__file__).parents[2] / "site-configs"
 PILOT = "-m stoker.pilot.main --session"

@@ -8,14 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
@@ -25,7 +24,6 @@ from stoker.manager.study.run_folder import StudyResults
 from stoker.manager.study.scenario import shipped
 from stoker.site import BASELINES
 
-Stoker = Callable[..., Result]
 SMALL = ("--set", "workload.inputs=200", "--set", "outputs.plots=false", "--jobs", "1")
 NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
 KNOWN = ["awareness", "opportunistic", "static-pool", "two-kinds"]

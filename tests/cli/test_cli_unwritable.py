@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 import stoker as package
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import new_session_id
-
-Stoker = Callable[..., Result]
 
 
 @pytest.fixture

@@ -86,18 +86,11 @@ class Conversation:
         room = self._model.token_budget - self.tokens - asked
         if room <= 0:
             raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
-        body = {
-            "model": self._model.model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": min(1_000, room),
-            "stop": ["Observation:"],
-        }
+        settings = {"temperature": 0, "max_tokens": min(1_000, room), "stop": ["Observation:"]}
         try:
-            answer = json.loads(self._post(body))
+            answer = json.loads(self._post({"model": self._model.model, "messages": messages, **settings}))
             text = answer["choices"][0]["message"]["content"]
-            used = answer.get("usage") or {}
-            counted = used.get("total_tokens", 0)
+            counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise EndpointError(f"its answer is none of a chat's: {type(error).__name__}") from None
         if not isinstance(text, str):
@@ -111,15 +104,17 @@ class Conversation:
     def _post(self, body: dict[str, Any]) -> bytes:
         httpx, url = self._httpx, self._model.url.rstrip("/")
         left_s = self._left_s()
-        timeout = httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s))
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options = {
+            "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
+            "trust_env": not _is_loopback(url),  # the environment's proxy does not apply to this machine
+            "verify": url.startswith("https"),
+        }
         data = bytearray()
         try:
             with (
-                httpx.Client(
-                    timeout=timeout, trust_env=not _is_loopback(url), verify=url.startswith("https")
-                ) as client,
+                httpx.Client(**options) as client,
                 client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
             ):
                 if response.status_code != 200:
@@ -169,15 +164,14 @@ def facts_believed(
         if value is None:
             continue
         before: SourceFact | None = getattr(facts, field)
-        if before is not None and before.known and before.sure >= DOUBTED:
+        known = before.sure if before is not None and before.known else -1.0
+        if known >= DOUBTED:
             continue
         where = place_of(field, value, sources)
+        sure = _SURE_OF_SMALL if isinstance(value, int) and value < 10 else _SURE
         if where is None:
             refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
-            continue
-        small = isinstance(value, int) and value < 10
-        sure = _SURE_OF_SMALL if small else _SURE
-        if before is None or not before.known or sure > before.sure:
+        elif sure > known:
             taken[field] = SourceFact(value, where, sure)
     absent = {field: why for field, why in facts.absent.items() if field not in taken}
     return msgspec.structs.replace(facts, **taken, absent=absent), refused
@@ -185,27 +179,18 @@ def facts_believed(
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
     """Return the first place (`file:line`) that contains a value, or another name of it; None if none does."""
-    pattern = _pattern(field, value)
-    for name, text in sources.items():
-        for number, line in enumerate(text.splitlines(), start=1):
-            if pattern.search(line):
-                return f"{name}:{number}"
-    return None
-
-
-def _pattern(field: str, value: Scalar) -> re.Pattern[str]:
-    if not isinstance(value, str):
-        digits = "_?".join(str(value))
-        return re.compile(rf"(?<![\w.]){digits}(?![\w.])")
-    others = {
-        "framework": [name for name, (framework, _) in FRAMEWORKS.items() if framework == value.lower()],
-        "precision": [name for name, precision in PRECISIONS.items() if precision == value.lower() and len(name) > 2],
-        "task": [
-            *(name for name, task in TASK_OF_CLASS.items() if task == value.lower()),
-            *(name for name, (task, _) in TASK_OF_CALL.items() if task == value.lower()),
-        ],
-    }.get(field, [])
-    return re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
+    if isinstance(value, str):
+        other_names = {
+            "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],
+            "precision": [each for each in PRECISIONS.items() if len(each[0]) > 2],
+            "task": [*TASK_OF_CLASS.items(), *((name, task) for name, (task, _) in TASK_OF_CALL.items())],
+        }
+        others = [name for name, meant in other_names.get(field, []) if meant == value.lower()]
+        pattern = re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
+    else:
+        pattern = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
+    lines = ((name, number, line) for name, text in sources.items() for number, line in enumerate(text.splitlines(), 1))
+    return next((f"{name}:{number}" for name, number, line in lines if pattern.search(line)), None)
 
 
 def _plain(field: str, value: object) -> Scalar | None:
@@ -262,10 +247,8 @@ def facts_with_agent(
 
 def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
     entry = f"its function {source.function}" if source.function else "it runs as a script"
-    question = (
-        f"What are the model, the task, the data and the settings of this job ({entry})?"
-        f" Its source:\n\n{tools.entry_text()}"
-    )
+    what = f"What are the model, the task, the data and the settings of this job ({entry})?"
+    question = f"{what} Its source:\n\n{tools.entry_text()}"
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0
     for _ in range(conversation.turns):
