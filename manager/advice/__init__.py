@@ -1,4 +1,4 @@
-"""Advice (SchedMate) from code, logs and history. Nothing ever waits for it.
+"""Advice (SchedMate) from code, logs and history. The scheduler never waits for it.
 
 source/         the facts of a function and its context, from their source: model, data, length, precision (paper §3.1)
 similar.py      recipes with similar facts; estimating.py: the cost of a recipe, from theirs (§3.1)
@@ -6,5 +6,5 @@ metrics/        loss, steps, tokens per second and time left, from printed lines
 logs/           the first lines of a log that matter, and whose fault they are (§3.3); judging.py: over several logs
 answers.py      the advisor process (main.py), which answers the manager's questions
 
-Sections are those of "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".
+Sections refer to "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".
 """

@@ -207,7 +207,7 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes; `why` has the reasons for what is None.
+    """The cost of a recipe on one kind of device, in seconds and bytes; `why` has the reason for each missing value.
 
     `pace_s`: seconds per unit of a call's work, by the size of its gang. `from_loads`, `from_runs`: the sources of load
     time and memory, and of run time and pace, most similar first.

@@ -2,7 +2,7 @@
 
 `masked` replaces a secret by `***` and keeps the rest of the line. It knows secrets by their form (tokens, private
 keys), by their place (the password of a URL, an Authorization header), and by the name before them (`password=`,
-`"api_key": `, `--token `). Numbers after such a name stay: `max_token: 512` is a setting.
+`"api_key": `, `--token `). Numbers after these names stay: `max_token: 512` is a setting.
 """
 
 from __future__ import annotations

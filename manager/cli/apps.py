@@ -251,8 +251,8 @@ def run(context: click.Context, /, *, session: str | None, detach: bool, name: s
 
     With --session ID it joins a session that is up, as long as it names no site itself.
 
-    With --detach, before the application or program, it goes on when the terminal is closed. stoker attach NAME follows
-    it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
+    With --detach, before the application or program, it keeps running when the terminal is closed. stoker attach NAME
+    follows it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
     """
     del detach, name  # `Apps.invoke` has acted on them
     context.meta[_SESSION] = session

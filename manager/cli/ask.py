@@ -1,7 +1,7 @@
 """Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
 
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question lost with a
-connection is asked again.
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): the observer asks
+again after a lost connection.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class NoAnswerError(SessionError):
 
 
 class Observer:
-    """A connection to a live manager, as a context manager. Raises SessionEndedError if nobody listens, SessionError if
-    the manager refuses or does not answer in time."""
+    """A connection to a live manager, as a context manager. Raises SessionEndedError if nothing listens, SessionError
+    if the manager refuses or does not answer in time."""
 
     def __init__(self, folder: SessionFolder, *, timeout_s: float = TIMEOUT_S) -> None:
         self.folder = folder

@@ -29,7 +29,7 @@ _LIMIT = 20
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
-    """List calls of SESSION: the longest running, the next to run, and those that failed.
+    """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
     Failed calls are grouped by function, exception and line. Each group shows how many there are, when the first and
     the last failed, and the last one. With --all they are listed one by one, the last first.

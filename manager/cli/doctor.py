@@ -1,7 +1,7 @@
 """`stoker doctor`: check this machine and site files, and say what to do.
 
-`CHECKS` is the table of all checks: name, question, function. The machine's are in `doctor_machine`, those of batch
-systems and site files in `doctor_site`, those of earlier sessions here.
+`CHECKS` is the table of all checks: name, question, function. `doctor_machine` has the checks of the machine,
+`doctor_site` of batch systems and site files, this module of earlier sessions.
 """
 
 from __future__ import annotations
@@ -196,11 +196,10 @@ _PROBE_WITHIN_S = 300.0
 def doctor(
     *, sites: tuple[Path, ...], probe: bool, tests: bool, chosen: str, wait_s: float | None, as_json: bool
 ) -> None:
-    """Check this machine: what is here, what is missing, and how to mend it. The exit code is 1 if something is missing
-    that Stoker needs.
+    """Check this machine, and show how to mend it. The exit code is 1 if something is missing that Stoker needs.
 
-    With SITE files: check too that they fit this cluster. With --tests: start pilots there and try what Stoker
-    promises; the exit code is 1 if a promise does not hold.
+    With SITE files: also check that they fit this cluster. With --tests: start pilots there and try each promise of
+    Stoker; the exit code is 1 if a promise does not hold.
     """
     if (probe or tests) and not sites:
         option = "--tests" if tests else "--probe"

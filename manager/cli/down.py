@@ -31,8 +31,8 @@ _SILENT_S = 2.0
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
-    is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
+    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something is left, say what it is and
+    how to remove it; the exit code is 1 then. Files that pilots keep on their nodes for the next session are named too.
 
     With the name of a detached run: its program ends as after Ctrl-C.
     """

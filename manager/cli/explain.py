@@ -1,7 +1,7 @@
 """`stoker explain`: why a call, pilot, library, context or block is where it is.
 
-For a failure it also says whose fault that is, what to do, and what was done, by the output of the call, pilot or job,
-the exception, and the words of the manager and its pilots. It reads logs on this machine only.
+For a failure it also shows the fault, a remedy, and the recovery so far, by the output of the call, pilot or job, the
+exception, and the words of the manager and its pilots. It reads logs on this machine only.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """Whose fault a failure is (see `Fault`), what to do, and what was done. An unsure verdict shows `happened` (the
-    known facts) and `look` (where to read more) instead."""
+    """Whose fault a failure is (see `Fault`), a remedy, and the recovery so far. An unsure verdict shows `happened`
+    (the known facts) and `look` (where to read more) instead."""
 
     kind: FaultKind
     component: str
@@ -109,7 +109,7 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Return whose fault a failure is; None if there is none, or nothing says why."""
+    """Return whose fault a failure is; None without a failure or a reason."""
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
@@ -216,12 +216,11 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 
-    Of what has failed it says whose fault that is, by its log: of the program, of what is installed, or of the
-    infrastructure, with the lines that show it. Of a call that runs it says how far it is, where its program prints
-    that.
+    For a failure it says, by the log, whether the program, the installed software or the infrastructure is at fault,
+    and shows the lines that prove it. For a running call it says how far it is, if its program prints that.
 
-    The beginning of a pilot's or a context's name is enough, if no other name begins so. Libraries, pilots and blocks
-    that are gone are remembered for a while.
+    The beginning of a pilot's or a context's name is enough, if it is unique. Libraries, pilots and blocks that are
+    gone are remembered for a while.
     """
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")

@@ -116,7 +116,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output and errors of a block's job, or why there are none. Raises SessionError for an unknown block."""
+    """Print the output and errors of a block's job, or why it has none. Raises SessionError for an unknown block."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -146,10 +146,10 @@ _BLOCK = re.compile(r"b\d+")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
-    """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
+    """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
     (lib-3), the manager, or a detached run (by its name).
 
-    Without WHAT: which logs there are.
+    Without WHAT: list the logs.
     """
     if not session and (run := runs.named_run(what)):
         _print_file(run.log, follow=follow)

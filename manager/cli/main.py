@@ -24,7 +24,7 @@ OWN = {
 
 
 class CommandGroup(FromEntryPoints):
-    """Stoker's own commands, and those that installed packages declare."""
+    """Stoker's own commands, and the commands of installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})

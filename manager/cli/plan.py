@@ -39,11 +39,11 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 @click.option("--kind", default="", metavar="KIND", help="Take what was measured on this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
-    """Forecast when a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
+    """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
     APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have one of that name. As many inputs go into a call as stoker.map has packed into the calls that were
-    measured, or as --per-call says. The plan rests on what earlier runs measured, there or on another site with such
+    programs have a function of that name. As many inputs go into a call as stoker.map packed into the measured calls,
+    or as --per-call says. The plan rests on measurements of earlier runs, there or on another site with the same
     devices: a short run is enough. A function that never ran is estimated from similar ones if you name its file.
     """
     from stoker.manager.study.evidence import gather

@@ -1,4 +1,4 @@
-"""What an ended session leaves behind: processes, jobs in batch systems, its folder.
+"""Processes, jobs in batch systems and the folder that an ended session leaves.
 
 `prune` removes the folder of an ended session as a whole if it is in the usual place (`sessions.d` of the state folder,
 `runinfo` of a program). A folder that a user named (`stoker up --folder`) stays if it also holds other files.
@@ -135,7 +135,7 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs; those in `before` for a batch system that does not answer."""
+    """Yield the session's jobs; the jobs in `before` for a batch system that does not answer."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)

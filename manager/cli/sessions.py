@@ -65,11 +65,12 @@ class KnownSession(msgspec.Struct, frozen=True):
 @click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
-    """List your detached runs with their exit status, and your sessions: those in your state folder, and those of
+    """List your detached runs with their exit status, and your sessions: the ones in your state folder, and the ones of
     programs that were started in this folder.
 
-    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME. A
-    session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
+    With --prune: remove the folders (logs, journals) of sessions that are over and were last written TIME ago or
+    earlier. A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system
+    stays.
     """
     try:
         older_s = parse_seconds(older)
@@ -180,10 +181,10 @@ class CacheContents(msgspec.Struct, frozen=True):
 @click.option("--scratch", metavar="DIR", default="", help="Look in this folder: [pilot] scratch of the site file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
-    """Show what pilots keep on this machine for the next session: files that they fetched, environments.
+    """Show the files that pilots keep on this machine for the next session: fetched objects and environments.
 
-    It is bounded ([pilot] cache_size), and leaves by itself when no program has used it for long (cache_age). For a
-    compute node run it there: srun -w n014 stoker caches --clear
+    Their size has a limit ([pilot] cache_size), and they leave when no program has used them for a time (cache_age).
+    For a compute node run it there: srun -w n014 stoker caches --clear
     """
     kept = inspect_caches(scratch, clear=clear)
     if as_json:

@@ -32,7 +32,7 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates are of the last half minute. Without a pilot the forecast counts from when the first one is here. With the
+    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first one. With the
     name of a detached run: its state, and the session that it has loaded.
     """
     if watch and as_json:
@@ -93,7 +93,8 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed, one line if only calls have, else none."""
+    """Return all lines if pilots, blocks or contexts have changed, one line for changes of calls, else an empty
+    list."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -151,13 +152,13 @@ _BACK_WITHIN_S = 10.0
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
+    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then each change.
 
     With the name of a detached run (stoker run --detach): print its log until it ends, and exit with its exit status.
     Ctrl-C leaves it running.
 
-    A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
-    have ended are not run again.
+    If its manager has died, start it again here from its journal: running calls continue, and ended calls do not run
+    again.
     """
     if run := runs.named_run(session):
         runs.follow(run)

@@ -237,7 +237,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than that of the host's name, or empty."""
+        """A network that is faster than the one of the host's name, or empty."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 

@@ -76,12 +76,12 @@ _END_S = 60.0
 @click.option("--no-wait", is_flag=True, help="Do not wait for the first blocks, and stay up even if they are refused.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
-    """Start a session that stays: its manager, and pilots of the SITE files (none: this machine).
+    """Start a session that stays: its manager, and pilots of the SITE files (default: this machine).
 
     Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, one after another or at the same
-    time, and find hot what an earlier one has loaded. It goes on when they leave, and when you log out; `stoker down`
-    ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch system
-    refuses the first block the session is ended again, and its words are told.
+    time, and find the contexts of earlier programs hot. It stays up when they leave, and when you log out; `stoker
+    down` ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch
+    system refuses the first block, the session ends again, and the reason is shown.
     """
     wanted = detached.collect(sites)
     idle_s = _idle(idle)

@@ -310,7 +310,7 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the command that starts a pilot there. `options`: those of `stoker-pilot`, without `--session`."""
+    """Return the command that starts a pilot there. `options`: options of `stoker-pilot`, without `--session`."""
     if site.provider.shared_files:
         return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]

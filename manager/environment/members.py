@@ -1,7 +1,7 @@
-"""What this Python environment consists of, a key that names its state, and the files of it that travel.
+"""The parts of this Python environment, a key that names its state, and the files of it that travel.
 
 4 places hold packages: the `site-packages` folders on `sys.path`; source folders that an editable install names in a
-`.pth` file; those that its import hook maps; and folders of `PYTHONPATH` filled by `pip install --target`. Of two
+`.pth` file; folders that its import hook maps; and folders of `PYTHONPATH` filled by `pip install --target`. Of two
 packages with one name the earlier counts, as in an import.
 
 The key covers Python, each distribution with its version and its RECORD (digests of its files), the names at the top of

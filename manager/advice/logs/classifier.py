@@ -119,7 +119,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the row that holds with the greatest certainty, and its line. Secondary rows count only if the failure
-    begins with such a line: no cause was found then."""
+    begins with one: no cause was found then."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0

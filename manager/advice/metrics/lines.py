@@ -248,7 +248,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line; of a line with several redraws, those of the last one with any."""
+    """Return the metrics of a line; of a line with several redraws, the metrics of the last one with any."""
     for shown in reversed(redraws(line)):
         if len(shown) <= LONGEST_LINE and _WORTH_READING.search(shown):
             metrics = _read(_ESCAPES.sub("", shown))

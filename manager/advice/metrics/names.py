@@ -162,8 +162,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 def pairs(text: str) -> tuple[dict[str, float], bool]:
     """Return metric to value, and whether the line has values of an evaluation and no loss of a training.
 
-    The names are those of LineMetrics, with `step_s`. Of several losses the most telling one counts, of several values
-    of another metric the first.
+    The names are the fields of LineMetrics, and `step_s`. Of several losses the most telling one counts, of several
+    values of another metric the first.
     """
     found: dict[str, float] = {}
     evaluated = False

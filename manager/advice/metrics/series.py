@@ -62,8 +62,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those of the round before;
-    `falls`: how often a new round began; `first_at`: the place of the first line of all."""
+    """A count over time. `points`: the points since the last fall, oldest first; `earlier`: the points of the round
+    before; `falls`: how often a new round began; `first_at`: the place of the first line of all."""
 
     name: str
     unit: str
@@ -152,8 +152,8 @@ def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
 
 
 def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return one with a loss if there is one. Of several, return the one that began first and goes on, because the
-    others are within it; if all have ended, return the last."""
+    """Return a series with a loss if possible. Of several, return the first one that still runs, because the others are
+    within it; if all have ended, return the last."""
     among = [each for each in fine if each.with_loss] or fine
     running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
     if not running or among[0].with_loss:

@@ -29,7 +29,7 @@ from stoker.manager.advice.metrics.series import (
 
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""Lines with metrics to read, and those of one kind among them."""
+"""Lines with metrics to read, in all and of one kind."""
 _MOST_LINES = 5_000
 _PATIENCE = 200
 """With enough lines of a kind, lines without a metric to read in search of a rarer kind."""
@@ -38,8 +38,8 @@ _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s; with rounds around a finer count
-    (epochs of steps), `unit` is the round. `whole`: False if `total` is that of a part of a longer run. `loss_change`:
-    the median loss of the newer half of the lines minus that of the older half. `least_left_s`, `most_left_s`: an
+    (epochs of steps), `unit` is the round. `whole`: False if `total` covers only a part of a longer run. `loss_change`:
+    the median loss of the newer half of the lines minus the median of the older half. `least_left_s`, `most_left_s`: an
     interval around `seconds_left`."""
 
     done: float

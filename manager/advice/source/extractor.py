@@ -102,7 +102,7 @@ def extract_facts(
     """Return the facts of a source.
 
     Args:
-        arguments: those of the entry function, by parameter name.
+        arguments: the arguments of the entry function, by parameter name.
         folders: the user's, searched for modules and config files; without them no file is read.
     """
     reader = OwnFolders(folders, limits or ReadingLimits())
