@@ -1,4 +1,4 @@
-"""What the advisor answers: from sources that programs leave, from history, and with what a language model adds."""
+"""Answers of the advisor, from sources, history and a language model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Program = Callable[..., tuple[Recipe, str]]
 
 @pytest.fixture
 def program(session: SessionFolder, tmp_path: Path) -> Program:
-    """A program of that text, which has left its sources; gives its recipe and the key of its function."""
+    """A program that has left its sources: its recipe and the key of its function."""
 
     def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
         file = tmp_path / f"{name}.py"

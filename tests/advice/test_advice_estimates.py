@@ -1,4 +1,4 @@
-"""Estimates for recipes that were never measured: from which ones they are, how they are scaled, why there is none."""
+"""Estimates for recipes without measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of facts: damaged, full, of another shape, written by several."""
+"""The file of facts: damaged, full, of another shape, with several writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault a failure is, by its lines; each verdict has the lines that prove it."""
+"""Whose fault a failure is, with the lines that prove it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a log holds, its failure is found or there is none: no exception, no text that cannot be shown."""
+"""Logs of any content have a verdict or None, and never an exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.manager.advice.logs.reading import LONGEST_BYTES, blocks_of
 
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
 MOST_BYTES = 24 << 20
-"""So much memory a log may take, whatever its size; a line of 100 MB takes four times as much if it is ever whole."""
+"""The most memory for a log of any size."""
 
 
 def verdict(source: object) -> Fault | None:

@@ -1,4 +1,4 @@
-"""The first lines of a log that matter are found, whatever the log holds."""
+"""The first lines of a log that matter."""
 
 from __future__ import annotations
 

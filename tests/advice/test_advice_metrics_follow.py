@@ -1,4 +1,4 @@
-"""The end of a log that grows."""
+"""The end of a growing log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets do not reach what people are shown; what only looks like one does."""
+"""Secrets are masked; texts that only look like secrets are not."""
 
 from __future__ import annotations
 

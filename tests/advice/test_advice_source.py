@@ -1,4 +1,4 @@
-"""What the extractor reads from a source: each kind of fact, with its place."""
+"""Facts of a source, each with its place."""
 
 from __future__ import annotations
 

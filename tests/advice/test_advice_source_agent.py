@@ -1,4 +1,4 @@
-"""The optional language model: what it adds is held to the source, and whatever the endpoint does, the facts stand."""
+"""The optional language model: its answers must match the source."""
 
 from __future__ import annotations
 

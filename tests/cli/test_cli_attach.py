@@ -1,4 +1,4 @@
-"""What `stoker attach` says of a manager that has moved."""
+"""`stoker attach` after its manager moved."""
 
 from __future__ import annotations
 

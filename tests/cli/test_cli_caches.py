@@ -1,4 +1,4 @@
-"""`stoker caches`: what pilots keep on this machine, and removing what nobody uses."""
+"""`stoker caches`."""
 
 from __future__ import annotations
 

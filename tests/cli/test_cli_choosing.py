@@ -1,4 +1,4 @@
-"""Which session a command means that names none: this folder's newest, then the newest that is up."""
+"""The session that a command means when none is named."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """The session that a command looks at which is typed in a folder, and what it says on stderr."""
+    """Return the session of a command in a folder, and its stderr."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
     return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
@@ -174,7 +174,6 @@ def test_all_commands_look_at_the_same_session(
 def test_hint_for_another_session_is_what_the_command_takes(
     make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """`stoker replay` has no --session."""
     make("one", "mine/session", up=True)
     make("two", "elsewhere/session", up=True)
     monkeypatch.chdir(tmp_path / "mine")

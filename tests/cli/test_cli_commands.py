@@ -1,4 +1,4 @@
-"""The commands that need no session: version, help, run, doctor; and how any of them fails."""
+"""Commands without a session (version, help, run, doctor), and their failures."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
 
 
 def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path):
-    """click takes every EOFError for Ctrl-D, and the command ended without a word."""
+    """click takes every EOFError for Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
     program.write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""`stoker run --detach`: programs that outlive their terminal, what is said of them, and how they end."""
+"""`stoker run --detach`: programs that outlive their terminal."""
 
 from __future__ import annotations
 

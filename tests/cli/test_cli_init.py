@@ -1,4 +1,4 @@
-"""`stoker init`, and doctor's look at a cluster: what real commands print, and what is made of it."""
+"""`stoker init` and doctor on a cluster, from the output of real commands."""
 
 from __future__ import annotations
 
@@ -201,7 +201,6 @@ night            20  Closed:Inact      -    -    -    -     0     0     0     0
 
 
 def test_scratch_is_where_the_environment_says_and_one_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A place that is named twice, is not there or takes no files is none to propose."""
     mine, work, full = tmp_path / "mine", tmp_path / "work", tmp_path / "a file"
     mine.mkdir()
     work.mkdir()
@@ -329,7 +328,6 @@ def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str):
     ],
 )
 def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level: Level | None, told: str):
-    """Sessions are closed to other users, and HTCondor runs jobs as those where `UID_DOMAIN` differs."""
     nodes = tuple(surroundings.read_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
     findings = list(doctor_site.slot_users("site pool", pool))
@@ -339,7 +337,7 @@ def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level
 
 
 def test_machines_that_say_nothing_are_not_known():
-    """As daemons are printed instead of slots, with exit code 0."""
+    """HTCondor may print daemons instead of slots, with exit code 0."""
     assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
     [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
     assert (node.gpus, node.user_domain) == (0, "")

@@ -1,4 +1,4 @@
-"""Every option of every command, given what it cannot be: one line names the option or the value; no traceback."""
+"""Each option of each command with a wrong value: one line names the option or the value, without a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS = {
     "tune status": ["x"], "tune report": ["x"], "run embed": ["texts.jsonl", "--model", "small"],
     "run encoder_lengths": ["--model", "small"],
 }  # fmt: skip
-"""What a command wants beside its options."""
+"""Required arguments of commands."""
 WRONG_TEXTS = {
     "-k": ["peer"],
     "--session": ["no-such-session"],
@@ -97,7 +97,6 @@ CASES = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a file, a text, and what looks like a model; no session is known."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: what is known before is put back
@@ -122,6 +121,5 @@ def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str
 
 
 def test_what_is_left_out_is_there():
-    """The list of exceptions names nothing that has gone."""
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

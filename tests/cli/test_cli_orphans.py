@@ -1,4 +1,4 @@
-"""What `stoker doctor` says was left behind: of sessions that are over, and of nobody else's."""
+"""Processes and jobs of ended sessions that `stoker doctor` finds."""
 
 from __future__ import annotations
 

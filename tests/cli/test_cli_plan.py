@@ -1,4 +1,4 @@
-"""`stoker plan` over measurements that were made before."""
+"""`stoker plan` over earlier measurements."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def score(context, text, batch_size=16):
 
 
 def ran_before(folder: Path, program: str) -> None:
-    """The same program has run in a session before, which has remembered its source and what it took."""
+    """Leave the source and the measurements of an earlier session."""
     session = SessionFolder(folder / "session")
     session.make()
     file = folder / "before.py"

@@ -1,4 +1,4 @@
-"""What a call printed is shown as far as it is kept, and the rest is told of."""
+"""`stoker logs` for a call whose part of the log was dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command or program in a folder that was removed works, or says what to do, without a traceback of Python's own."""
+"""Commands and programs in a removed folder work, or say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `status`, `explain` and `doctor` print, from what they are told. Pure."""
+"""Lines of `status`, `explain` and `doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line against a real manager process, and against what is left of one."""
+"""The command line with a real manager process, or with its remains."""
 
 from __future__ import annotations
 
@@ -109,7 +109,6 @@ def test_a_call_of_another_session_is_found_and_its_session_named(
 
 
 def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker):
-    """An observer that leaves does not end the session, and none is counted as a client."""
     client.hear(to_client.ClientWelcome)
     for _ in range(3):
         stoker.ok("status")

@@ -1,4 +1,4 @@
-"""`stoker sessions`: which there are, and which folders `--prune` removes and which it must not touch."""
+"""`stoker sessions`, and the folders that `--prune` removes or keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every site file that we ship can be brought up: `up --dry-run` renders it, line by line."""
+"""`up --dry-run` renders each shipped site file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES = {
     "mixed": ["# site mixed: ", "run here", "# site slurm-preemptible: ", "#SBATCH --partition=backfill"],
     "taskvine": ["-m stoker.pilot.taskvine.main --session", "vine_factory ", "--batch-type=slurm"],
 }
-"""What must stand there, in this order, a site file."""
+"""Required lines of each site file, in order."""
 
 
 @pytest.mark.parametrize("site", sorted(path.stem for path in FOLDER.glob("*.toml")))

@@ -1,4 +1,4 @@
-"""`stoker simulate`: the table, what is written and kept, and what is refused before anything is done."""
+"""`stoker simulate`: the table, the written files, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker up` asks the cluster whether it has what a site file asks for, before it submits anything."""
+"""`stoker up` asks the cluster before it submits a site file."""
 
 from __future__ import annotations
 

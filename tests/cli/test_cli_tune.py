@@ -1,4 +1,4 @@
-"""`stoker tune`: what is wrong with a job, its data or an option is said before anything is submitted."""
+"""`stoker tune` refuses wrong jobs, data and options before it submits."""
 
 import json
 import os

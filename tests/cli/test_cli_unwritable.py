@@ -1,4 +1,4 @@
-"""Folders that cannot be written are named, with what to do, and no traceback of Python's own."""
+"""Errors for folders that cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker explain` says whose fault a failure is, by what the session's folder holds, and how far a call is."""
+"""`stoker explain` shows whose fault a failure is, and the progress of a call."""
 
 from __future__ import annotations
 

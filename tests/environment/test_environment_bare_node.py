@@ -1,7 +1,6 @@
-"""Pilots on nodes that have nothing of this machine: no project, no environment, no session folder, perhaps no Python.
+"""Pilots on nodes without the project, the environment, the session folder, and perhaps Python.
 
-A node is a mount namespace in which all of that is covered by empty folders. What a job would bring lies in its own
-folder; everything else comes over sockets.
+A node is a mount namespace in which empty folders cover all of these.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
 
 
 class Node:
-    """A bare node with a folder of its own."""
+    """A bare node with its own folder."""
 
     def __init__(self, folder: Path, *, hidden: list[str], has_python: bool = True) -> None:
         self.folder = folder
@@ -105,7 +104,7 @@ def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python: str = "") -> list[str]:
-    """Do what a batch system does without a shared file system; the command that it then runs."""
+    """Copy files as a batch system without a shared file system does; return the command that it runs."""
     site = Site(
         name="bare",
         provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),

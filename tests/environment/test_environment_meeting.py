@@ -1,4 +1,4 @@
-"""Those who start at once get most of it from each other."""
+"""Pilots that start together fetch most of the environment from each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 32 << 20
 
 
 class Session:
-    """A session's folder, as far as a starter looks at it, with a seed."""
+    """A session's folder for a starter, with a seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted so many bytes; who gets the last ones may have them a moment before."""
+        """Wait until the seed has counted these bytes; a receiver may have them a moment earlier."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -64,7 +64,7 @@ def slow_host(session: Session) -> Iterator[None]:
 
 
 class Starters:
-    """So many that fetch the archive, each into a file of its own."""
+    """Threads that fetch the archive, each into its own file."""
 
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
@@ -158,8 +158,7 @@ def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages):
 def test_who_reaches_nobody_gets_it_from_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
 ):
-    """Those that were given every part before him are named to him, and do not answer. No part is kept back from him,
-    or he would wait for ever."""
+    """The seed names peers that do not answer, and must not hold a part back for them."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
     starters.start(1)
     starters.wait()
@@ -188,7 +187,7 @@ def test_those_who_meet_are_told_of_each_other(session: Session):
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
-    """So many that say again and again that they are here; whom each was told of last."""
+    """Let `count` addresses meet 3 times; return the last answer for each."""
     addresses = [f"10.0.0.{number}:5" for number in range(count)]
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 

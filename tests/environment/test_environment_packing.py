@@ -1,4 +1,4 @@
-"""Packing: what is in the archives, that they are the same for the same environment, and what makes another."""
+"""The content and the key of packed environments."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ def test_the_same_environment_is_packed_once(small: SmallEnvironment):
 
 
 def test_one_environment_gives_one_archive(small: SmallEnvironment, other: SmallEnvironment):
-    """Another copy of it, at another place, with other times, gives the same object."""
     assert pack(small, "python3").packages.name == pack(other, "python3").packages.name
 
 
@@ -141,7 +140,6 @@ def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path
 
 @pytest.mark.long
 def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path):
-    """`pip install --target` and PYTHONPATH: the package that is found first is the one that travels."""
     for folder, text in ((tmp_path / "elsewhere", "first"), (other.packages, "second")):
         (folder / "boxed").mkdir(parents=True)
         (folder / "boxed" / "__init__.py").write_text(text)
@@ -201,7 +199,7 @@ def test_stale_bytecode_stays(other: SmallEnvironment):
 
 
 def test_plain_tools_read_the_archive(small: SmallEnvironment, tmp_path: Path):
-    """It consists of several compressed streams, which every reader must take for one."""
+    """The archive has several compressed streams."""
     packed = pack(small)
     listed = subprocess.run(["tar", "-tzf", packed.base], capture_output=True, text=True, check=True).stdout.split("\n")
     with tarfile.open(packed.base) as tar:
@@ -232,7 +230,7 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
 
 
 def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path):
-    """Whatever `start.pyz` imports must be in it: it runs here without the project and without any package."""
+    """`start.pyz` contains all its imports: it runs here without the project and without any package."""
     from stoker.manager.environment.carrying import carry, starter_command
     from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
@@ -260,7 +258,6 @@ def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_pa
     reason="this Python is Debian's: it looks for packages in dist-packages, which no conda environment has",
 )
 def test_a_conda_environment_brings_its_libraries(small: SmallEnvironment, tmp_path: Path):
-    """A prefix with an interpreter of its own, `conda-meta`, and libraries that packages find by their place."""
     prefix = tmp_path / "conda"
     unpack(Path(pack(small).base), tmp_path)
     (tmp_path / "base").rename(prefix)

@@ -1,4 +1,4 @@
-"""Environments on a node: made once, kept while somebody runs in them, mended, and removed when room is needed."""
+"""Environments on a node: made once, kept in use, completed, and removed when room is needed."""
 
 from __future__ import annotations
 
