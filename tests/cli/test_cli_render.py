@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from stoker.log_files import drop_middle
 from stoker.manager.cli import calls, doctor_machine, down, logs, status, up
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.session_remains import LeftBehind
+from stoker.manager.cli.status import out_of_sight
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
@@ -18,7 +21,7 @@ from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, ObjectStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls, Status, Story
-from stoker.site import Provider, ProviderKind, Site
+from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
 NOTHING = Status(
     session="k3v9", uptime_s=3, queued=0, running=0, done=0, failed=0, rate=0, left_s=0, pilots=(), libraries=(),
@@ -410,3 +413,44 @@ def test_failed_calls_are_shown_one_by_one_with_all():
     shown = "\n".join(calls.render(FAILED, each=True))
     assert "c-9000  failed   3.0 s  verify  llm  ValueError: no" in shown
     assert "3,211 x" not in shown
+
+
+HERE, THERE = "tcp://10.0.0.1:21000", "tcp://10.0.0.2:21000"
+SHARED = Site(name="lab")
+POOL = Site(
+    name="pool",
+    provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
+    environment=Environment(kind=EnvironmentKind.PACKED),
+)
+
+
+def test_pilots_without_shared_files_that_lose_their_manager():
+    said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
+    assert "pilots of pool share no files with this host" in said
+    assert f"looking at {HERE}" in said
+    assert "attach from the host where it was" in said
+
+
+def test_who_finds_it_again_is_not_worried():
+    assert out_of_sight([SHARED], before=HERE, now=THERE) == ""
+    assert out_of_sight([SHARED, POOL], before=HERE, now=HERE) == ""
+
+
+LINE = b"%06d a line that some call printed\n"
+
+
+def test_call_whose_part_of_the_log_was_dropped_says_so(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
+    log = tmp_path / "lib-1.log"
+    log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
+    size = log.stat().st_size
+    assert drop_middle(log, most_bytes=1 << 20)
+    logs._show("c-1", log, start=10 << 20, end=11 << 20)
+    out, err = capfdbinary.readouterr()
+    assert out == b""
+    assert b"1.0 MB of what c-1 printed are gone" in b" ".join(err.split())
+    logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
+    out, err = capfdbinary.readouterr()
+    assert out.endswith(LINE % 1_199_999)
+    assert b"of what c-2 printed are gone" in b" ".join(err.split())
+    logs._show("c-3", log, start=0, end=len(LINE % 0))
+    assert capfdbinary.readouterr() == (LINE % 0, b"")
