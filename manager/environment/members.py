@@ -83,8 +83,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
             continue
         try:
             link = os.readlink(entry.path) if entry.is_symlink() else ""
-            is_inside = os.path.realpath(entry.path).startswith(root + os.sep) and os.path.exists(entry.path)
-            if link and is_inside and not os.path.isabs(link):
+            if link and not os.path.isabs(link) and _leads_inside(entry.path, root):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
@@ -94,6 +93,10 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
                 yield FoundFile(name, entry.path, entry.stat())
         except OSError:  # a link to nothing, a file that has just gone
             continue
+
+
+def _leads_inside(path: str, root: str) -> bool:
+    return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
 def listing_digest(path: str) -> str:
