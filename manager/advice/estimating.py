@@ -253,13 +253,13 @@ class Estimator:
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
         on_host = kind.startswith("cpu")
-        paces = {
-            size: _blend(runs, function, [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE
-                                          for _, e in runs])
-            for size in sorted({size for _, e in runs for size in e.paces})
-        }  # fmt: skip
-        times = [(source.row.function, e) for source, e in runs]
-        run_s = [(e.functions[name].mean, e.functions[name].sd) if name in e.functions else _NONE for name, e in times]
+        paces = dict[int, ScatteredValue]()
+        for size in sorted({size for _, e in runs for size in e.paces}):
+            values = [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE for _, e in runs]
+            if (pace := _blend(runs, function, values)) is not None:
+                paces[size] = pace
+        measured = [e.functions.get(source.row.function) for source, e in runs]
+        run_s = [(each.mean, each.sd) if each is not None else _NONE for each in measured]
         resident = [(float(e.resident_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
         peak = [(float(e.peak_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
         return RetrievedEstimate(
@@ -268,7 +268,7 @@ class Estimator:
             resident_bytes=_blend(loads, loader, resident),
             peak_bytes=_blend(loads, loader, peak),
             run_s=_blend(runs, function, run_s),
-            pace_s={size: pace for size, pace in paces.items() if pace is not None},
+            pace_s=paces,
             from_loads=_named(loads),
             from_runs=_named(runs),
             why=why,

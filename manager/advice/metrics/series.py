@@ -103,7 +103,7 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _falls([point.counter.done for point in each])
-        before, since = [0, 0, *falls][-2:]
+        before, since = [0, 0, *falls][-2:]  # the places of the last two falls, or the start
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
