@@ -36,7 +36,7 @@ DEFERRED = {
     "stoker.contexts.torch_settings": "loads torch, in libraries alone",
     "stoker.contexts.inference.vllm_engine": "loads vLLM, where it is the engine",
     "stoker.manager.advice.estimating": "loads NumPy, which only estimates from similar recipes need",
-    "stoker.manager.advice.serving": "the advisor has given way to all other work before it loads anything",
+    "stoker.manager.advice.answers": "the advisor has given way to all other work before it loads anything",
     "stoker.manager.cli.entry": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.simulating": "loads the simulator, for one command",

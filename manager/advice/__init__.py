@@ -1,9 +1,10 @@
-"""Advice (SchedMate): what the code says, what the logs say, why something failed. Nothing ever waits for it.
+"""Advice (SchedMate) from code, logs and history. The scheduler never waits for it.
 
-source/      what a function and its context are, from their source: model, data, length, precision (paper §3.1)
-estimates/   what similar recipes took before, with its spread (§3.1)
-metrics/     loss, steps, tokens a second and time left, from what a program prints (§3.2)
-logs/        the first lines of a log that matter, and whose fault they are (§3.3)
+source/         the facts of a function and its context, from their source: model, data, length, precision (paper §3.1)
+similar.py      recipes with similar facts; estimating.py: the cost of a recipe, from theirs (§3.1)
+metrics/        loss, steps, tokens per second and time left, from printed lines (§3.2)
+logs/           the first lines of a log that matter, and whose fault they are (§3.3); judging.py: over several logs
+answers.py      the advisor process (main.py), which answers the manager's questions
 
-Sections are those of "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".
+Sections refer to "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".
 """

@@ -1,24 +1,37 @@
-"""What the advisor answers, subject by subject. Every method may fail, and what it does not know it says nothing of."""
+"""The work of the advisor process: it reads questions from its channel and sends answers.
+
+A method may fail, and an answer leaves out what is not known. Questions on sources and history may take seconds (with a
+language model, many): one thread answers them in order, so that failures and paces need not wait for them.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
+import msgspec
+
+from stoker.config import read_sites
 from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
+from stoker.errors import ConfigError
+from stoker.log_files import keep_log
 from stoker.manager.advice.judging import fault_of_call
-from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
 from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.agent import LanguageModel, facts_with_agent
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
 from stoker.manager.core.events import (
+    LONGEST_MESSAGE,
     AdviceArrived,
+    Answer,
     AskAdvice,
     ContextAdvice,
     CostAdvice,
@@ -28,10 +41,15 @@ from stoker.manager.core.events import (
     OfPace,
     PaceAdvice,
     VerdictAdvice,
+    decode_question,
+    encode,
 )
 from stoker.protocol.session import SessionFolder, read_source
 
 log = logging.getLogger("stoker.advisor")
+
+# ---- answers by subject
+
 
 SIMILAR = "similar recipes"
 _MOST_LOGS = 1024
@@ -40,8 +58,6 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers the questions of one session."""
-
     def __init__(self, folder: SessionFolder, *, model: LanguageModel | None = None) -> None:
         self._folder = folder
         self._model = model
@@ -53,30 +69,31 @@ class Advisor:
         return PerformanceStore(state_folder() / "performance.sqlite")
 
     def answer(self, question: AskAdvice) -> AdviceArrived | None:
-        """What is known of a subject, or None."""
         match question.about:
             case OfContext():
                 return self._on_context(question, question.about)
             case OfFunction():
                 return self._on_function(question, question.about)
-            case OfFailure():
+            case OfFailure() as about:
                 fault = fault_of_call(question.said, log=question.log, start=question.start, end=question.end)
-                return AdviceArrived(question.about, _verdict(fault), "its log") if fault is not None else None
+                if fault is None:
+                    return None
+                proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
+                verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
+                return AdviceArrived(about, verdict, "its log")
             case OfPace():
                 return self._on_pace(question, question.about)
-
-    # ---- costs
 
     def _on_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
         loader = self._facts_of(about.recipe)
         if loader is None:
             return None
-        self._remember(about.recipe, loader, name=question.name)
+        from stoker.manager.advice.estimating import history, loads_of  # NumPy: not before it is needed
+
+        history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
             return None  # the manager has looked that up
-        from stoker.manager.advice.estimating import loads_of  # numpy: not before it is needed
-
-        return self._found(about, loads_of(self._store, loader, but=about.recipe))
+        return _found(about, loads_of(self._store, loader, but=about.recipe))
 
     def _on_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
         measured = {
@@ -86,16 +103,14 @@ class Advisor:
         }
         function = self._facts_of(about.function)
         if function is not None:
-            from stoker.manager.advice.estimating import joined, runs_of
+            from stoker.manager.advice.estimating import history, joined_facts, runs_of
 
-            facts = joined(self._facts_of(about.recipe), function)
-            self._remember(about.recipe, facts, name=question.name.rpartition(":")[2], function=question.name)
+            facts = joined_facts(self._facts_of(about.recipe), function)
+            name = question.name.rpartition(":")[2]
+            history().remember(about.recipe, facts, function=question.name, name=name)
             if not measured:
-                return self._found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
+                return _found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
         return AdviceArrived(about, CostAdvice(measured)) if measured else None
-
-    def _found(self, about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) -> AdviceArrived | None:
-        return AdviceArrived(about, CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
 
     def _facts_of(self, key: str) -> WorkloadFacts | None:
         found = read_source(self._folder.sources, key)
@@ -109,18 +124,10 @@ class Advisor:
                 log.info("the language model at %s reads %s", masked(self._model.url), source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
             facts = facts_with_agent(entry, facts, folders=folders, model=self._model if folders else None)
-            known = without_secrets(facts)
-            self._facts[key, source.text] = known
+            known = self._facts[key, source.text] = without_secrets(facts)
             for note in known.notes:
                 log.info("the source of %s: %s", source.function, note)
         return known
-
-    def _remember(self, recipe: str, facts: WorkloadFacts, *, name: str, function: str = "") -> None:
-        from stoker.manager.advice.estimating import history
-
-        history().remember(recipe, facts, function=function, name=name)
-
-    # ---- paces
 
     def _on_pace(self, question: AskAdvice, about: OfPace) -> AdviceArrived | None:
         if not question.log:
@@ -134,9 +141,12 @@ class Advisor:
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
+def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) -> AdviceArrived | None:
+    return AdviceArrived(about, CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
+
+
 class _Followed:
-    """The log of a library that runs one call: its progress, and how fast it was at its best, while it evaluated and
-    while it did not."""
+    """The log of a library that runs one call: its progress, and its best pace, in evaluations and outside of them."""
 
     def __init__(self, path: str, *, start: int) -> None:
         self._log = FollowedLog(path, start=start)
@@ -162,6 +172,60 @@ class _Followed:
         )
 
 
-def _verdict(fault: Fault) -> VerdictAdvice:
-    proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
-    return VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
+# ---- the channel
+
+
+def serve(session: str, channel: socket.socket) -> None:
+    folder = SessionFolder(session)
+    keep_log(folder.path / "advisor.log")
+    log.info("an advisor begins: pid %d", os.getpid())
+    answer_all(channel, Advisor(folder, model=model_of(folder)))
+
+
+def model_of(folder: SessionFolder) -> LanguageModel | None:
+    """Return the language model that the session's sites name, or None."""
+    try:
+        named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
+    except ConfigError as error:
+        log.warning("no language model is asked: %s", error)
+        return None
+    if named is None:
+        return None
+    limit_s = float(named.time_limit_s)
+    return LanguageModel(named.url, named.model, named.key_variable, time_limit_s=limit_s, token_budget=named.tokens)
+
+
+def answer_all(channel: socket.socket, advisor: Advisor) -> None:
+    """Answer until the other end is closed, then end the process."""
+    with ThreadPoolExecutor(1, thread_name_prefix="sources") as slow:
+        while True:
+            try:
+                data = channel.recv(LONGEST_MESSAGE)
+            except OSError:
+                data = b""
+            if not data:
+                slow.shutdown(wait=False, cancel_futures=True)
+                os._exit(0)  # a language model that does not answer is not waited for
+            try:
+                question = decode_question(data)
+            except msgspec.MsgspecError as error:
+                log.warning("a question cannot be read: %s", error)
+                continue
+            if isinstance(question.about, OfContext | OfFunction):
+                slow.submit(_answer, channel, advisor, question)
+            else:
+                _answer(channel, advisor, question)
+
+
+def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
+    found: AdviceArrived | None = None
+    try:
+        found = advisor.answer(question)
+    except ImportError as error:
+        log.warning("no answer on %s: %s (pip install 'stoker[advice]' brings it)", question.about, error)
+    except Exception:  # whatever a log or a source holds, the next question is answered
+        log.exception("no answer on %s", question.about)
+    try:
+        channel.send(encode(Answer(question.about, found)))
+    except OSError as error:
+        log.info("the manager did not take an answer: %s", error)

@@ -1,66 +1,377 @@
-"""Estimates of loads and runs from similar recipes, by kind of device. Apart, because NumPy takes a while to import."""
+"""Load time, run time, memory and pace of a recipe without measurements, from similar recipes (SchedMate §3.1).
+
+Measurements come from the performance store. A recipe with the same normalised source gets the old measurements. Others
+are blended by similarity, after scaling: the effect of each number (time ~ steps^0.9) is fitted by weighted ridge
+regression on logarithms, which starts from usual exponents. This module imports NumPy, which takes a while.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from stoker.contexts.performance import Estimate, Measured, PerformanceStore, Remembered
 from stoker.errors import ConfigError
-from stoker.manager.advice.estimates.estimator import Estimator, RetrievedEstimate, joined_facts
-from stoker.manager.advice.estimates.similar import SourceHistory
+from stoker.manager.advice.similar import SimilarSource, SimilarSources, SourceHistory, numbers_of
 from stoker.manager.advice.source.extractor import SourceText, extract_facts, loader_of
-from stoker.manager.advice.source.facts import WorkloadFacts
+from stoker.manager.advice.source.facts import FIELDS, WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
+
+# ---- effects of numbers
+
+
+Array = npt.NDArray[np.float64]
+
+FEWEST_TO_FIT = 3
+_RIDGE = 1.0
+_MOST_SCALING = math.log(64)
+_MOST_EXTRAPOLATION = 2.0
+"""Octaves beyond the measured range in which an effect is trusted."""
+_COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
+_PER_ITEM = ("items", "epochs")
+_SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
+_NUMBERED = re.compile(r".* \d+")
+
+
+class MeasuredSample(msgspec.Struct, frozen=True):
+    value: float
+    sd: float
+    similarity: float
+    numbers: dict[str, float] = {}
+
+    @property
+    def sound(self) -> bool:
+        return 0 < self.value < math.inf and 0 <= self.sd < math.inf
+
+
+class FittedEffects(msgspec.Struct, frozen=True):
+    """The effects of numbers. `exponents`: natural logarithms per octave, by the number's name; `log_sd`: the distance
+    of a recipe from its estimate by the others."""
+
+    exponents: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
+    log_sd: float
+
+    def scaling(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
+        total = 0.0
+        for name, exponent in self.exponents.items():
+            least, most = self.ranges[name]
+            within = min(max(math.log2(asked[name]), least - _MOST_EXTRAPOLATION), most + _MOST_EXTRAPOLATION)
+            total += exponent * (within - math.log2(measured[name]))
+        return min(max(total, -_MOST_SCALING), _MOST_SCALING)
+
+
+def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
+    """Return the usual exponent of a number. Where items are counted, a batch size does not change the work."""
+    if name == "batch_size":
+        return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
+    if name in _COUNTED:
+        return _COUNTED[name]
+    sized = _SIZES.search(name) is not None and not _NUMBERED.fullmatch(name)
+    return 0.8 if sized or name.startswith("loop ") else 0.0
+
+
+def fit_effects(
+    samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
+) -> FittedEffects | None:
+    """Return the effects of the numbers that samples and `numbers` share; None for too few samples or differences.
+    `width`: the drop in similarity that divides a sample's weight by e."""
+    if len(samples) < FEWEST_TO_FIT:
+        return None
+    names, x = _columns(samples, numbers)
+    if not names:
+        return None
+    y = np.array([math.log(sample.value) for sample in samples])
+    similarities = np.array([sample.similarity for sample in samples])
+    weights = np.exp((similarities - similarities.max()) / width)
+    usual = np.array([usual_exponent(name, numbers) for name in names]) * math.log(2)
+    centered = x - weights @ x / weights.sum()
+    rest = y - x @ usual
+    rest = rest - weights @ rest / weights.sum()
+    inverse = np.linalg.inv(centered.T @ (centered * weights[:, None]) + _RIDGE * np.eye(len(names)))
+    moved = inverse @ (centered.T @ (rest * weights))
+    # Each sample's distance from its estimate by the others: the residual over what the sample itself does not explain.
+    leverage = weights * (np.einsum("ij,jk,ik->i", centered, inverse, centered) + 1 / weights.sum())
+    distances = (rest - centered @ moved) / np.maximum(1 - leverage, 0.1)
+    return FittedEffects(
+        exponents=dict(zip(names, map(float, usual + moved), strict=True)),
+        ranges={name: (float(x[:, at].min()), float(x[:, at].max())) for at, name in enumerate(names)},
+        log_sd=math.sqrt(float(weights @ distances**2 / weights.sum())),
+    )
+
+
+def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
+    shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
+    shared.sort(key=lambda name: (name not in FIELDS, bool(_NUMBERED.fullmatch(name)), name))
+    kept, columns = list[str](), list[Array]()
+    for name in shared:
+        column = np.array([math.log2(sample.numbers[name]) for sample in samples])
+        asked_differs = abs(math.log2(numbers[name]) - column).max() > 0.1
+        if not asked_differs or any(_go_together(column, other) for other in columns):
+            continue
+        kept.append(name)
+        columns.append(column)
+    return kept, np.stack(columns, axis=1) if columns else np.zeros((len(samples), 0))
+
+
+def _go_together(first: Array, second: Array) -> bool:
+    a, b = first - first.mean(), second - second.mean()
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return lengths > 1e-9 and abs(float(a @ b)) > 0.999 * lengths
+
+
+# ---- blends
+
+
+_WIDTH = 0.06
+"""The drop in similarity that divides a recipe's weight by e."""
+_UNSEEN_SD = math.log(2)
+_ONE_IN_TEN = 1.2816
+
+
+class ScatteredValue(msgspec.Struct, frozen=True):
+    """A log-normal quantity: median, 10th and 90th percentiles, standard deviation of the natural logarithm, and the
+    number of recipes that it comes from."""
+
+    median: float
+    low: float
+    high: float
+    log_sd: float
+    recipes: int
+
+    @property
+    def mean(self) -> float:
+        return self.median * math.exp(self.log_sd**2 / 2)
+
+    @property
+    def sd(self) -> float:
+        return self.mean * math.sqrt(math.expm1(self.log_sd**2))
+
+
+def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
+    """Return the distribution of a quantity with these `numbers`, from the `most` most similar samples (they come
+    first); effects of numbers are fitted on all. None without a positive measurement."""
+    samples = [sample for sample in samples if sample.sound]
+    same = [sample for sample in samples if sample.similarity >= 1.0]
+    nearest = (same or samples)[:most]
+    if not nearest:
+        return None
+    effects = None if same else fit_effects(samples, numbers, width=3 * _WIDTH)
+    scaled = [effects.scaling(sample.numbers, numbers) if effects is not None else 0.0 for sample in nearest]
+    logs = np.array([math.log(sample.value) for sample in nearest]) + np.array(scaled)
+    spreads = np.array([math.log1p((sample.sd / sample.value) ** 2) for sample in nearest])
+    similarities = np.array([sample.similarity for sample in nearest])
+    weights = np.exp((similarities - similarities.max()) / _WIDTH)
+    weights /= weights.sum()
+    middle = float(weights @ (logs - spreads / 2))
+    variance, within = float(weights @ (logs - middle) ** 2), float(weights @ spreads)
+    if not same:
+        variance = max(variance, effects.log_sd**2 if effects is not None else 0.0)
+        count = 1 / float(weights @ weights)
+        unseen = _UNSEEN_SD * (1 + max(0.0, 0.9 - float(similarities.max())))
+        variance = (variance * count + unseen**2) / (count + 1)
+    log_sd = math.sqrt(variance + within)
+    return ScatteredValue(
+        median=math.exp(middle),
+        low=math.exp(middle - _ONE_IN_TEN * log_sd),
+        high=math.exp(middle + _ONE_IN_TEN * log_sd),
+        log_sd=log_sd,
+        recipes=len(nearest),
+    )
+
+
+# ---- estimates
+
+
+THRESHOLD = 0.55
+"""The least similarity of a recipe that counts."""
+MOST_SIMILAR = 5
+_WIDER = 30
+_MOST_LOOKED_UP = 300
+
+Found = list[tuple[SimilarSource, Estimate]]
+
+
+class SimilarRecipe(msgspec.Struct, frozen=True):
+    recipe: str
+    function: str
+    name: str
+    similarity: float
+
+
+class RetrievedEstimate(msgspec.Struct, frozen=True):
+    """The cost of a recipe on one kind of device, in seconds and bytes; `why` has the reason for each missing value.
+
+    `pace_s`: seconds per unit of a call's work, by the size of its gang. `from_loads`, `from_runs`: the sources of load
+    time and memory, and of run time and pace, most similar first.
+    """
+
+    kind: str
+    load_s: ScatteredValue | None = None
+    resident_bytes: ScatteredValue | None = None
+    peak_bytes: ScatteredValue | None = None
+    run_s: ScatteredValue | None = None
+    pace_s: dict[int, ScatteredValue] = {}
+    from_loads: tuple[SimilarRecipe, ...] = ()
+    from_runs: tuple[SimilarRecipe, ...] = ()
+    why: dict[str, str] = {}
+
+    def as_advice(self) -> ContextAdvice:
+        """Return means, and of memory the 90th percentile."""
+        load, run = self.load_s, self.run_s
+        return ContextAdvice(
+            load_s=load.mean if load else 0.0,
+            load_sd_s=load.sd if load else 0.0,
+            resident_bytes=int(self.resident_bytes.high) if self.resident_bytes else 0,
+            peak_bytes=int(self.peak_bytes.high) if self.peak_bytes else 0,
+            run_s=run.mean if run else 0.0,
+            run_sd_s=run.sd if run else 0.0,
+            paces={size: pace.mean for size, pace in self.pace_s.items()},
+        )
+
+
+class Estimator:
+    """Estimates from history. `estimates_of`: a recipe's measurements by device kind (`PerformanceStore.estimates`)."""
+
+    def __init__(self, history: SourceHistory, estimates_of: Callable[[str], Mapping[str, Estimate]]) -> None:
+        self._similar = SimilarSources(history)
+        self._estimates_of = estimates_of
+
+    def estimate(
+        self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
+    ) -> RetrievedEstimate:
+        """Return the estimate on devices of a kind. `function`: the facts of the function with its loader
+        (`joined_facts`)."""
+        why = dict[str, str]()
+        loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
+        runs = self._measured(function, kind, why, "run_s", of_loaders=False)
+        on_host = kind.startswith("cpu")
+        paces = dict[int, ScatteredValue]()
+        for size in sorted({size for _, e in runs for size in e.paces}):
+            values = [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE for _, e in runs]
+            if (pace := _blend(runs, function, values)) is not None:
+                paces[size] = pace
+        measured = [e.functions.get(source.row.function) for source, e in runs]
+        run_s = [(each.mean, each.sd) if each is not None else _NONE for each in measured]
+        resident = [(float(e.resident_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
+        peak = [(float(e.peak_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
+        return RetrievedEstimate(
+            kind=kind,
+            load_s=_blend(loads, loader, [(e.load_s + e.start_s, e.load_sd) for _, e in loads]),
+            resident_bytes=_blend(loads, loader, resident),
+            peak_bytes=_blend(loads, loader, peak),
+            run_s=_blend(runs, function, run_s),
+            pace_s=paces,
+            from_loads=_named(loads),
+            from_runs=_named(runs),
+            why=why,
+        )
+
+    def _measured(
+        self, facts: WorkloadFacts | None, kind: str, why: dict[str, str], what: str, *, of_loaders: bool
+    ) -> Found:
+        if facts is None or not (facts.text or facts.known_facts()):
+            notes = f": {facts.notes[0]}" if facts is not None and facts.notes else ""
+            why[what] = f"the source is not known{notes}"
+            return []
+        similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
+        known = dict[str, Estimate | None]()
+        found: Found = []
+        for source in similar[:_MOST_LOOKED_UP]:
+            row = source.row
+            if row.recipe not in known:
+                known[row.recipe] = self._estimates_of(row.recipe).get(kind)
+            estimate = known[row.recipe]
+            if estimate is None:
+                continue
+            if estimate.loads > 0 if of_loaders else row.function in estimate.functions or estimate.paces:
+                found.append((source, estimate))
+            if len(found) == _WIDER:
+                break
+        if not similar:
+            why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
+        elif not found:
+            why[what] = f"{len(similar)} similar recipes are in the history, and none was measured on {kind}"
+        return found
+
+
+_NONE = (0.0, 0.0)
+
+
+def _blend(found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]) -> ScatteredValue | None:
+    """Blend `values` (mean and standard deviation) of the rows found."""
+    samples = [
+        MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
+        for (source, _), (value, sd) in zip(found, values, strict=True)
+        if value > 0
+    ]
+    return blend(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
+
+
+def _named(found: Found) -> tuple[SimilarRecipe, ...]:
+    rows = [(source.row, source.similarity) for source, _ in found[:MOST_SIMILAR]]
+    return tuple(SimilarRecipe(row.recipe, row.function, row.name, similarity) for row, similarity in rows)
+
+
+def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
+    """Return the facts of a function on a loader's context: the surer fact of each field, and both sources."""
+    if loader is None:
+        return function
+    known, own = loader.known_facts(), function.known_facts()
+    fields = {field: fact for field, fact in known.items() if field not in own or fact.sure > own[field].sure}
+    return msgspec.structs.replace(
+        function,
+        **fields,
+        further={**loader.further, **function.further},
+        absent={field: reason for field, reason in function.absent.items() if field not in known},
+        notes=(*loader.notes, *function.notes),
+        text=f"{loader.text}\n{function.text}",
+        same=f"{loader.same} {function.same}" if loader.same and function.same else "",
+    )
+
 
 # ---- for the advisor
 
 
 SAME = 0.995
-"""A recipe of this similarity is the same source with the same arguments: what it took in memory is believed."""
+"""The similarity of the same source with the same arguments: its memory is believed."""
 _NARROW = 1.5
 _MANY = 5
-"""Of other recipes memory is believed if so many agree within a factor: a load that is promised too little fails."""
-
-joined = joined_facts
+"""Memory of other recipes is believed if this many agree within a factor, because a load with too little fails."""
 
 
 @cache
 def history() -> SourceHistory:
-    """The sources that this user's sessions have seen."""
+    """Return the sources that this user's sessions have seen."""
     return SourceHistory()
 
 
 def loads_of(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    """What a load takes, and holds, by kind of device. `but`: the recipe itself."""
     estimates = _estimator(store, but=(but, None))
     found = {kind: estimates.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
 
 
 def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
-    """What a call takes, by kind of device. `but`: recipe and function themselves."""
     estimates = _estimator(store, but=but)
-    found = {kind: estimates.estimate(kind, function=function) for kind in store.kinds()}
-    return {
-        kind: ContextAdvice(run_s=each.run_s.mean, run_sd_s=each.run_s.sd)
-        for kind, each in found.items()
-        if each.run_s is not None
-    }
+    found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
+    return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
 
 
 def _load(found: RetrievedEstimate) -> ContextAdvice:
-    said = found.as_advice()
     best = max((each.similarity for each in found.from_loads), default=0.0)
     resident, peak = found.resident_bytes, found.peak_bytes
     agree = resident is not None and resident.recipes >= _MANY and resident.high <= _NARROW * resident.low
     believed = best >= SAME or (agree and peak is not None and peak.high <= _NARROW * peak.low)
-    return ContextAdvice(
-        load_s=said.load_s,
-        load_sd_s=said.load_sd_s,
-        resident_bytes=said.resident_bytes if believed else 0,
-        peak_bytes=said.peak_bytes if believed else 0,
-    )
+    advice = found.as_advice()
+    return advice if believed else msgspec.structs.replace(advice, resident_bytes=0, peak_bytes=0)
 
 
 def _estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estimator:
@@ -68,10 +379,10 @@ def _estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estim
 
     def estimates_of(recipe: str) -> dict[str, Estimate]:
         if recipe not in known:
-            known[recipe] = store.estimates(recipe)
+            known[recipe] = {} if (recipe, None) == but else store.estimates(recipe)
         return known[recipe]
 
-    return Estimator(history(), lambda recipe: {} if (recipe, None) == but else estimates_of(recipe))
+    return Estimator(history(), estimates_of)
 
 
 # ---- for `stoker plan`
@@ -81,8 +392,8 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Stands where the performance store does, for one function that was not measured. `similar`: what it rests on, the
-    most similar first, in words."""
+    """Stands in for the performance store, for one function without measurements. `similar`: the sources of the
+    estimate, in words."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar
@@ -90,29 +401,27 @@ class EstimatedFunction:
         self._by_kind = by_kind
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """The one estimate, as if it had been measured."""
         return [Remembered(_RECIPE, tuple(self._by_kind), 0.0)] if function == self._function else []
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """It, by kind of device."""
         return self._by_kind if recipe_key == _RECIPE else {}
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Estimates for a function of a source file and its loader. Raises ConfigError that says why there are none."""
+    """Return estimates for a function of a source file and its loader. Raises ConfigError with the reason if there are
+    none."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
-    folders = [file.resolve().parent]
-    facts = extract_facts(SourceText(text, function, str(file.resolve())), folders=folders)
+    place, folders = str(file.resolve()), [file.resolve().parent]
+    facts = extract_facts(SourceText(text, function, place), folders=folders)
     if not facts.text:
         raise ConfigError(f"{function} of {file} cannot be planned: {'; '.join(facts.notes) or 'it has no source'}")
     named = loader_of(text, function)
     loader = None
     if named is not None:
-        source = SourceText(text, named.loader, str(file.resolve()))
-        loader = extract_facts(source, arguments=named.arguments, folders=folders)
+        loader = extract_facts(SourceText(text, named.loader, place), arguments=named.arguments, folders=folders)
     by_kind, why, similar = dict[str, Estimate](), list[str](), dict[str, None]()
     estimator = Estimator(history, store.estimates)
     for kind in store.kinds():

@@ -1,8 +1,7 @@
-"""The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`. Started by the manager when
-there is something to ask (`stoker.manager.live.advisor`).
+"""The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`.
 
-Each message on the channel is a question; each is answered by one message: what was found, or that nothing was. The
-process ends when the manager closes the channel, or is gone. Everybody else's work on the machine comes first.
+The manager starts it for its first question (`stoker.manager.live.advisor`). Each message on the channel is a question
+and gets one answer. The process ends when the manager closes the channel or dies. It runs at low priority.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         os.nice(NICE)  # before the imports, which cost the most
-    from stoker.manager.advice.serving import serve
+    from stoker.manager.advice.answers import serve
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
     with socket.socket(fileno=options.channel) as channel:

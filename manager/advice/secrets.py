@@ -1,9 +1,8 @@
-"""Hide secrets in texts that people are shown.
+"""Hide secrets in displayed texts.
 
-A log line may hold a token, a password or a key. `masked` keeps enough of the line to recognise it and puts `***` in
-the place of the secret. It knows secrets by their own form (tokens of Hugging Face, OpenAI, GitHub, AWS, Google, Slack,
-JSON web tokens, private keys), by where they stand (the password of a URL, an Authorization header), and by the name
-before them (`password=`, `"api_key": `, `--token `). Numbers behind such a name stay: `max_token: 512` is a setting.
+`masked` replaces a secret by `***` and keeps the rest of the line. It knows secrets by their form (tokens, private
+keys), by their place (the password of a URL, an Authorization header), and by the name before them (`password=`,
+`"api_key": `, `--token `). Numbers after these names stay: `max_token: 512` is a setting.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ _MAY_HAVE_ONE = re.compile(
 
 
 def masked(text: str) -> str:
-    """The text with `***` for each secret that is recognised. Linear in the length of the text."""
     if not _MAY_HAVE_ONE.search(text.lower()):
         return text
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)

@@ -1,4 +1,4 @@
-"""`stoker run`: run an application, or a program of the user.
+"""`stoker run`: run an application, or a user's program.
 
 Installed packages add to the command line by entry points:
 
@@ -6,12 +6,10 @@ Installed packages add to the command line by entry points:
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded when it is used, so the command line starts without the packages of the applications. An
-application that cannot be imported fails with one line and disturbs no other. Stoker declares its own applications in
-the same way. An editable install keeps the entry points of the day on which it was made, so the checkout's setup.cfg is
-read as well.
+An entry point is loaded when it is used. An application that cannot be imported fails with one line and disturbs no
+other. An editable install keeps the entry points of its day, so the checkout's setup.cfg is read as well.
 
-`stoker run ./my_app.py` runs the file as `__main__`. If the file leaves a click command called `command` and has no
+`stoker run ./my_app.py` runs the file as `__main__`. If the file has a click command called `command` and no
 `if __name__ == "__main__"`, that command runs with the arguments.
 """
 
@@ -45,23 +43,20 @@ RENEW = (
     "the list of entry points in this environment is older than Stoker's code: install Stoker again"
     " (in a checkout: make install, or pip install -e .)"
 )
-"""What to do where not even Stoker's own entry points are found."""
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""Where a checkout declares its entry points; an installed Stoker has no such file."""
+"""Absent in an installed Stoker."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names in a group, sorted."""
     return sorted({point.name for point in _points(group)})
 
 
 def matching(group: str, name: str) -> str:
-    """Return the name in the group, where `-` and `_` are the same; empty if it is not there."""
     return next((each for each in names(group) if each.replace("-", "_") == name.replace("-", "_")), "")
 
 
 def load(group: str, name: str) -> Any:
-    """Load what the entry point refers to. Raises StokerError if it cannot be imported or two packages declare it."""
+    """Load an entry point. Raises StokerError if it cannot be imported or two packages declare it."""
     points = {point.value: point for point in _points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
@@ -82,7 +77,6 @@ def load(group: str, name: str) -> Any:
 
 
 def load_command(group: str, name: str) -> click.Command:
-    """Load the click command of the entry point. Raises StokerError, also for any other object."""
     found = load(group, name)
     if not isinstance(found, click.Command):
         raise StokerError(
@@ -93,7 +87,6 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _points(group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of installed packages and of Stoker's checkout."""
     found = importlib.metadata.entry_points(group=group)
     declared = configparser.ConfigParser()
     declared.read(CHECKOUT)
@@ -117,13 +110,7 @@ def _package(point: EntryPoint) -> str:
 # ---- programs of the user
 
 
-def is_program(name: str) -> bool:
-    """True if this names a Python file."""
-    return name.endswith(".py")
-
-
 def read_program(path: Path) -> bytes:
-    """Return the source of a program. Raises ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -131,7 +118,6 @@ def read_program(path: Path) -> bytes:
 
 
 def run_program(path: Path, arguments: Sequence[str]) -> None:
-    """Run a file as the main program, with these arguments. Raises ConfigError for a file that cannot be read."""
     source = read_program(path)
     module = types.ModuleType("__main__")
     module.__file__ = str(path.absolute())
@@ -153,10 +139,7 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
 
 
 class FromEntryPoints(click.Group):
-    """A group with subcommands from entry points."""
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format the help as click does. A subcommand that cannot be imported shows its error."""
         rows: list[tuple[str, str]] = []
         for name in self.list_commands(ctx):
             try:
@@ -172,21 +155,16 @@ class FromEntryPoints(click.Group):
 
 
 class Apps(FromEntryPoints):
-    """`stoker run`: one subcommand per application."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        """Return the names of all installed applications."""
         return names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return the application's command. Raises StokerError if it cannot be imported."""
-        if is_program(cmd_name):
+        if cmd_name.endswith(".py"):
             return with_session(_program(Path(cmd_name)))
         name = matching(APPS, cmd_name)
         return with_session(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. With `--detach` check the arguments and start a detached run."""
         if not ctx.params.get("detach"):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
@@ -200,7 +178,10 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        _check_before_detaching(name, session=below.params.get("session") or session)
+        if name.endswith(".py"):  # what would end the detached process at once is raised here
+            read_program(Path(name))
+        if joined := below.params.get("session") or session:
+            find_session(joined)
         before = ["--session", session] if session else []
         runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
@@ -208,9 +189,8 @@ class Apps(FromEntryPoints):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, and suggest the nearest name."""
         names = self.list_commands(ctx)
-        if args and is_program(args[0]):
+        if args and args[0].endswith(".py"):
             return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and not matching(APPS, args[0]):
             hint = did_you_mean(args[0], names, cutoff=0.4) if names else RENEW
@@ -226,7 +206,6 @@ _SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
 
 
 def with_session(command: click.Command) -> click.Command:
-    """Add `--session` to an application's command, so that it joins that session."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
@@ -262,14 +241,6 @@ def _program(path: Path) -> click.Command:
     return program
 
 
-def _check_before_detaching(name: str, *, session: str | None) -> None:
-    """Raise now what would end the detached process at once: an unreadable program, an unknown session."""
-    if is_program(name):
-        read_program(Path(name))
-    if session:
-        find_session(session)
-
-
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
 @click.option("--session", metavar="ID", help=_SESSION_HELP)
 @click.option("--detach", is_flag=True, help="Run it in a process that goes on when you log out.")
@@ -280,8 +251,8 @@ def run(context: click.Context, /, *, session: str | None, detach: bool, name: s
 
     With --session ID it joins a session that is up, as long as it names no site itself.
 
-    With --detach, before the application or program, it goes on when the terminal is closed. stoker attach NAME follows
-    it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
+    With --detach, before the application or program, it keeps running when the terminal is closed. stoker attach NAME
+    follows it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
     """
     del detach, name  # `Apps.invoke` has acted on them
     context.meta[_SESSION] = session

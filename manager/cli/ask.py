@@ -1,7 +1,7 @@
 """Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
 
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question that
-is lost with a connection is not worth keeping, it is asked again.
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): the observer asks
+again after a lost connection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from stoker.protocol.calls import ListedState
 from stoker.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
-"""Seconds in which a manager answers even under its worst load."""
 
 _POLL_S = 0.2
-"""Seconds between two checks whether a silent session has ended."""
 
 A = TypeVar(
     "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
@@ -35,7 +33,7 @@ A = TypeVar(
 
 
 class SessionEndedError(SessionError):
-    """The session is over, or its manager died and was not restarted: nothing listens at its address."""
+    """Nothing listens at the session's address."""
 
 
 class NoAnswerError(SessionError):
@@ -43,10 +41,8 @@ class NoAnswerError(SessionError):
 
 
 class Observer:
-    """A connection to a live manager, for one question or many. A context manager.
-
-    Raises SessionEndedError when nobody listens, SessionError when the manager does not answer in time or refuses.
-    """
+    """A connection to a live manager, as a context manager. Raises SessionEndedError if nothing listens, SessionError
+    if the manager refuses or does not answer in time."""
 
     def __init__(self, folder: SessionFolder, *, timeout_s: float = TIMEOUT_S) -> None:
         self.folder = folder
@@ -78,23 +74,18 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """Ask for the status of the session."""
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
-        """Ask why a call, pilot, library or context is where it is."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Ask for some calls of the session, of each state or of one."""
         return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
-        """End the session."""
         self._ask(to_manager.EndSession(reason), to_client.SessionOver)
 
     def _ask(self, question: Any, kind: type[A]) -> A:
@@ -113,28 +104,23 @@ class Observer:
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
+        holder = lease.read_if_whole(self.folder.lease)
+        by_hand = ""
+        if holder is not None and lease.is_alive(holder):
+            by_hand = (
+                f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach"
+                f" {self.folder.path}`, starts another one, which goes on from the journal"
+            )
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
             f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}"
-            f"{_ended_by_hand(self.folder)}",
+            f"{by_hand}",
             session=self.file.session,
             log=str(self.folder.manager_log),
         )
 
 
-def _ended_by_hand(folder: SessionFolder) -> str:
-    """Return how to end a silent manager on this machine; empty for another machine, or none."""
-    holder = lease.read_if_whole(folder.lease)
-    if holder is None or not lease.is_alive(holder):
-        return ""
-    return (
-        f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach {folder.path}`, starts"
-        " another one, which goes on from the journal"
-    )
-
-
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
-    """Return what to do about a manager with another protocol version; empty for the same one."""
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
@@ -145,21 +131,16 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
     )
 
 
-def _ended_at(folder: SessionFolder) -> str:
-    """Return the time of the manager's last write, with the date if that is not today."""
-    newest = 0.0
-    for path in (folder.journal, folder.manager_log, folder.file):
-        with contextlib.suppress(OSError):
-            newest = max(newest, path.stat().st_mtime)
-    at = datetime.datetime.fromtimestamp(newest)
-    return f"{at:%H:%M:%S}" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d %H:%M:%S}"
-
-
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
-    """Return why nothing listens at a session's address."""
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
-        return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")
+        newest = 0.0  # the manager's last write
+        for path in (folder.journal, folder.manager_log, folder.file):
+            with contextlib.suppress(OSError):
+                newest = max(newest, path.stat().st_mtime)
+        at = datetime.datetime.fromtimestamp(newest)
+        day = "" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d} "
+        return f"session {file.session} ended at {day}{at:%H:%M:%S}" + (f" ({why})" if why else "")
     holder = lease.read_if_whole(folder.lease)
     if holder is not None and lease.is_alive(holder):
         return (

@@ -1,4 +1,4 @@
-"""`stoker calls`: which calls there are, and what each is called."""
+"""`stoker calls`: the names and states of calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMIT = 20
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
-    """List calls of SESSION: the longest running, the next to run, and those that failed.
+    """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
     Failed calls are grouped by function, exception and line. Each group shows how many there are, when the first and
     the last failed, and the last one. With --all they are listed one by one, the last first.
@@ -47,7 +47,6 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
 
 
 def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
-    """Return the lines of `stoker calls`. `each`: list failed calls one by one instead of in groups."""
     numbers = {ListedState.RUNNING: found.running, ListedState.WAITING: found.waiting, ListedState.FAILED: found.failed}
     counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
     out = [f"session {found.session} · {counted}"]
@@ -72,7 +71,6 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
 
 
 def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
-    """Two lines per group of failed calls: the counts, and the message of the last one."""
     out = []
     for group in groups[:limit]:
         when = f"{show_seconds(group.last_s)} ago"

@@ -1,7 +1,7 @@
-"""All output of the command line (no other module of it prints), and types of its options.
+"""All output of the command line (no other module prints), and types of its options.
 
-On a terminal a few words get colour and `--watch` redraws in place. On a pipe or in a batch log the same facts come as
-plain lines. With `--json` one document goes to stdout and nothing else does.
+On a terminal some words have colour and `--watch` redraws in place; elsewhere the same facts are plain lines. With
+`--json` only one document goes to stdout.
 """
 
 from __future__ import annotations
@@ -34,30 +34,26 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """Print one line."""
     lines([text])
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr, so that it does not get into a pipe."""
+    """Print a remark on stderr."""
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """Print an error and its remedy on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -67,7 +63,6 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_terminal() -> Iterator[None]:
-    """Ignore a closed terminal: the command still cleans up what it has started."""
     try:
         yield
     except OSError as trouble:
@@ -76,7 +71,6 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print the one document of `--json`."""
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -85,7 +79,6 @@ def json(value: Any) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Write bytes unchanged: output of a call, a log."""
     if sys.stdout is None:
         return
     with survive_closed_pipe():
@@ -95,13 +88,12 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """A block of lines, redrawn in place on a terminal and printed again on a pipe."""
+    """Lines that are redrawn in place on a terminal and printed again on a pipe."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -110,7 +102,6 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Give the block a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -120,7 +111,6 @@ def redrawn() -> Iterator[Redrawn]:
 
 
 def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Lines) -> ProgressBar:
-    """A bar for a terminal, which vanishes at the end of its block."""
     return ProgressBar(name, total=total, facts=facts, below=below, console=Console(highlight=False), vanishes=True)
 
 
@@ -141,7 +131,6 @@ def survive_closed_pipe() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Drop buffered output, which Python would write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -162,8 +151,6 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A whole number from `least` to `most`."""
-
     name = "number"
 
     def __init__(self, least: int = 1, most: int = MOST) -> None:
@@ -171,7 +158,6 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Fails for other text and for a number out of range."""
         try:
             number = int(value)
         except ValueError:
@@ -182,12 +168,11 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A size with its unit, as `32 MB`, in bytes; above 0."""
+    """A size in bytes, written with its unit."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the size in bytes. Fails without a unit and for 0."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:
@@ -198,12 +183,9 @@ class ByteSize(click.ParamType[int]):
 
 
 class Seconds(click.ParamType[float]):
-    """A number of seconds, at least 0."""
-
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number. Fails for other text and for a negative or infinite number."""
         try:
             seconds = float(value)
         except ValueError:

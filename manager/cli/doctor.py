@@ -1,8 +1,7 @@
 """`stoker doctor`: check this machine and site files, and say what to do.
 
-`CHECKS` is the table of all checks: name, question, function. Each yields findings, whose `fix` says what to do. The
-checks of the machine are in `doctor_machine`, of batch systems and site files in `doctor_site`; those of earlier
-sessions are here.
+`CHECKS` is the table of all checks: name, question, function. `doctor_machine` has the checks of the machine,
+`doctor_site` of batch systems and site files, this module of earlier sessions.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ STORE = "performance.sqlite"
 
 
 def measurement_store() -> Iterator[Finding]:
-    """Check the file of measurements."""
     path = state_folder() / STORE
     if not path.exists():
         yield ok("store", f"no measurements yet: the first run makes {path}")
@@ -57,7 +55,6 @@ def measurement_store() -> Iterator[Finding]:
 
 
 def earlier_sessions() -> Iterator[Finding]:
-    """Check the sessions that are known here: live, lost and over."""
     found = sessions.known_sessions()
     alive = [each.session for each in found if each.state is SessionState.UP]
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
@@ -79,7 +76,6 @@ def earlier_sessions() -> Iterator[Finding]:
 
 
 def where_to_remove(folders: Sequence[Path]) -> str:
-    """Return how to remove the folders of old sessions, one line per parent folder."""
     places: dict[Path, list[Path]] = {}
     for folder in folders:
         run = folder.parent if folder.parent.parent.name == "runinfo" else folder
@@ -103,24 +99,20 @@ _PATIENCE_S = 3.0
 
 
 def orphaned_processes() -> Iterator[Finding]:
-    """Find processes of ended sessions on this machine."""
-    if found := list(orphaned()):
-        what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
-        fix = "kill " + " ".join(str(each.pid) for each in found)
-        yield warn("processes", f"left behind: {what}", fix)
-    else:
+    found = list(orphaned())
+    if not found:
         yield ok("processes", "no process was left behind")
+        return
+    what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
+    yield warn("processes", f"left behind: {what}", "kill " + " ".join(str(each.pid) for each in found))
 
 
 def orphaned_jobs() -> Iterator[Finding]:
-    """Find jobs of ended sessions in batch systems."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
-            yield from (
-                warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
-                for each in session_remains.jobs(folder, None)
-            )
+            for each in session_remains.jobs(folder, None):
+                yield warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
@@ -132,7 +124,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """Return the orphans on this machine, including pilots whose lease has not expired yet."""
+    """Yield the orphans on this machine, also pilots whose lease has not expired yet."""
     found = list(session_remains.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):
@@ -144,30 +136,24 @@ def orphaned() -> Iterator[OrphanProcess]:
 
 
 def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+    """Return the folders of sessions that are over, or whose program and manager are dead."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
-    return {path for path in {path for _, _, path in found} if _is_over(path) or (path not in managed and _died(path))}
-
-
-def _is_over(path: Path) -> bool:
-    return not path.exists() or bool(detached.over(SessionFolder(path)))
-
-
-def _died(path: Path) -> bool:
-    """True if the session belonged to a program and its manager is dead."""
-    folder = SessionFolder(path)
-    try:
-        holder = lease.read(lease.lease_file(folder))
-        return holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
-    except (OSError, StokerError):
-        return False
+    gone = set[Path]()
+    for path in {path for _, _, path in found}:
+        folder = SessionFolder(path)
+        died = False
+        with contextlib.suppress(OSError, StokerError):
+            holder = lease.read(lease.lease_file(folder))
+            died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
+        if not path.exists() or detached.over(folder) or (path not in managed and died):
+            gone.add(path)
+    return gone
 
 
 # ---- the command
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: its name, the question that it answers, and the function that yields findings (each with its fix)."""
-
     name: str
     question: str
     run: Callable[[], Iterable[Finding]]
@@ -210,11 +196,10 @@ _PROBE_WITHIN_S = 300.0
 def doctor(
     *, sites: tuple[Path, ...], probe: bool, tests: bool, chosen: str, wait_s: float | None, as_json: bool
 ) -> None:
-    """Check this machine: what is here, what is missing, and how to mend it. The exit code is 1 if something is missing
-    that Stoker needs.
+    """Check this machine, and show how to mend it. The exit code is 1 if something is missing that Stoker needs.
 
-    With SITE files: check too that they fit this cluster. With --tests: start pilots there and try what Stoker
-    promises; the exit code is 1 if a promise does not hold.
+    With SITE files: also check that they fit this cluster. With --tests: start pilots there and try each promise of
+    Stoker; the exit code is 1 if a promise does not hold.
     """
     if (probe or tests) and not sites:
         option = "--tests" if tests else "--probe"
@@ -244,7 +229,6 @@ def doctor(
 
 
 def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
-    """Run the site suite on each site and show its pages. Raise Exit with 1 if something does not hold."""
     reports = []
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))
@@ -264,7 +248,6 @@ def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) ->
 
 
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
-    """Yield every finding. A check that raises is a finding too."""
     for check in CHECKS if checks is None else checks:
         try:
             yield from check.run()

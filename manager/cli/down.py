@@ -19,11 +19,9 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Seconds between two questions to batch systems whether cancelled jobs are gone."""
+"""Seconds between two questions to batch systems."""
 _FILE_S = 10.0
-"""Seconds in which a manager without room on its disk ends the session through the file."""
 _SILENT_S = 2.0
-"""Seconds after which the command says what it waits for."""
 
 
 @click.command(short_help="End a session or a detached run.")
@@ -33,8 +31,8 @@ _SILENT_S = 2.0
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
-    is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
+    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something is left, say what it is and
+    how to remove it; the exit code is 1 then. Files that pilots keep on their nodes for the next session are named too.
 
     With the name of a detached run: its program ends as after Ctrl-C.
     """
@@ -59,7 +57,10 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
         console.line(ended(before, name=name))
     if not as_json:
         if unwritten:
-            console.note(_without_last_records(folder, unwritten))
+            console.note(
+                f"the last records of its journal are not written ({unwritten}, {folder.journal}): what `stoker status`"
+                " and `stoker explain` tell of it may end a little early"
+            )
         for text in stays:
             console.note(text)
     if remains:
@@ -67,8 +68,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """Tell the session to end, and why. Returns its last status, None if unknown. Starts a dead manager again first,
-    because it knows the jobs. Raises SessionError."""
+    """End the session; return its last status, or None. Starts a dead manager again first, because it knows the jobs.
+    Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -110,8 +111,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """Wait until nothing of a session is left, or the time is up; return what is left. `waiting` is told what takes
-    long."""
+    """Wait until nothing of a session is left, or the time is up; return what is left."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]
@@ -127,7 +127,6 @@ def wait_until_gone(
 
 
 def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
-    """Return what is left, and what to do about it."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [
         f"session {name} was told to end, but not all of it has:",
@@ -136,15 +135,7 @@ def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]
     ]
 
 
-def _without_last_records(folder: SessionFolder, why: str) -> str:
-    return (
-        f"the last records of its journal are not written ({why}, {folder.journal}): what `stoker status` and"
-        " `stoker explain` tell of it may end a little early"
-    )
-
-
 def ended(before: Status | None, *, name: str) -> str:
-    """Return the summary of a session that has ended. `before`: its status before."""
     return f"session {name} has ended{_summary(before)}; nothing of it is left running"
 
 

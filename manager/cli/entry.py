@@ -1,7 +1,6 @@
 """Entry point of the `stoker` command, and its signals.
 
-Ctrl-C while Python still imports ends the command without a word. Later SIGTERM and SIGHUP end it as Ctrl-C does: it
-first cleans up what it has started.
+Ctrl-C during imports ends the command silently. Later SIGTERM and SIGHUP end it as Ctrl-C does, after its clean-up.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""A closing terminal may send SIGHUP twice. A signal more than this after the first one kills."""
+"""A closing terminal may send SIGHUP twice. A later signal kills."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -28,8 +27,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the block at the first SIGTERM or SIGHUP. Yields the list of signals that arrived. Signals
-    that are ignored (`nohup`) or handled already stay so."""
+    """Raise Terminated in the block at the first SIGTERM or SIGHUP, unless it is ignored (`nohup`) or handled. Yields
+    the list of signals that arrived."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -56,7 +55,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def drop_unwritten() -> None:
-    """Drop buffered output for a closed terminal, which Python would fail to write at exit."""
+    """Drop output for a closed terminal, which Python would fail to write at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -68,7 +67,6 @@ def drop_unwritten() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit, as `stoker.manager.cli.main.main` does."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)

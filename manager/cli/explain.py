@@ -1,7 +1,7 @@
 """`stoker explain`: why a call, pilot, library, context or block is where it is.
 
-For a failure it also says whose fault that is, what to do, and what was done. It judges what the call, pilot or job has
-printed, what the call raised, and what the manager and its pilots say of it. It reads logs on this machine only.
+For a failure it also shows the fault, a remedy, and the recovery so far, by the output of the call, pilot or job, the
+exception, and the words of the manager and its pilots. It reads logs on this machine only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import datetime
 import difflib
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import click
 import msgspec
@@ -33,8 +33,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed into its library's log. None if it printed none, if the log
-    is on another machine, or if the library runs several calls at once: it writes their lines when they have ended."""
+    """Return the progress that a running call has printed. None if it printed none, if the log is on another machine,
+    or if the library runs several calls at once: it writes their lines at their ends."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -44,16 +44,12 @@ def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """One line: `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """`90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
-    if progress.rate_per_s:
-        slow = progress.rate_per_s < 1
-        parts.append(
-            f"{show_seconds(1 / progress.rate_per_s)} each"
-            if slow
-            else f"{progress.rate_per_s:,.1f} {progress.unit}s/s"
-        )
+    rate = progress.rate_per_s
+    if rate:
+        parts.append(f"{show_seconds(1 / rate)} each" if rate < 1 else f"{rate:,.1f} {progress.unit}s/s")
     if progress.seconds_left is not None:
         part = "" if progress.whole else f" of this {'epoch' if progress.epoch is not None else 'part'}"
         parts.append(f"about {show_about(progress.seconds_left)} left{part}")
@@ -75,28 +71,22 @@ _FAILED_BLOCK = re.compile(
 )
 _LOST_PILOT = re.compile(r"counted as lost: ")
 _WANTED = frozenset({"cancelled", "dropped"})
-"""Kinds of end that a user or a policy wanted."""
-_DONE = (
-    (re.compile(r"runs again, for (?P<time>.+ s) not on (?P<where>.+)"), "ran again, for {time} not on {where}"),
-    (re.compile(r"runs again, for .+ s not on (?P<where>\S+ of \S+)"), "{where} was probed at once"),
-    (re.compile(r"back in the queue: (?P<where>\S+ of \S+) is quarantined"), "{where} is used no more (quarantined)"),
-    (re.compile(r"its library died .*, 1 of (?P<most>\d+) before"), "ran again after the first death of its library"),
-    (re.compile(r"its library died .*it is tried again by itself"), "ran again by itself, with nothing beside it"),
-    (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
-    (re.compile(r"back in the queue: .* \(.*which are not the pilot's hold.*"), "ran again, at no cost of its tries"),
-    (re.compile(r"ran .* and was cut off by the walltime of (?P<where>\S+)"), "waited for a pilot with more time left"),
-    (
-        re.compile(r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): "),
-        "{where} got nothing new for {time} (quarantined)",
-    ),
-    (re.compile(r"^(?P<where>[^\n]{1,200}?) may be used again"), "{where} is used again"),
-    (
-        re.compile(r"^(?P<where>\S{1,200}) quarantined: "),
-        "{where} was probed, failed, and is used no more (quarantined)",
-    ),
-    (re.compile(r"^(?P<where>\S{1,200}) is well again"), "{where} was probed again, and is used again"),
-)  # fmt: skip
-"""Patterns of what a story says was done about a failure, and the words for it."""
+_DONE = tuple((re.compile(pattern), words) for pattern, words in (
+    (r"runs again, for (?P<time>.+ s) not on (?P<where>.+)", "ran again, for {time} not on {where}"),
+    (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
+    (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is used no more (quarantined)"),
+    (r"its library died .*, 1 of (?P<most>\d+) before", "ran again after the first death of its library"),
+    (r"its library died .*it is tried again by itself", "ran again by itself, with nothing beside it"),
+    (r"may have run when (?P<where>\S+) died \(\d+\); it runs alone", "ran again alone on a pilot"),
+    (r"back in the queue: .* \(.*which are not the pilot's hold.*", "ran again, at no cost of its tries"),
+    (r"ran .* and was cut off by the walltime of (?P<where>\S+)", "waited for a pilot with more time left"),
+    (r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): ",
+     "{where} got nothing new for {time} (quarantined)"),
+    (r"^(?P<where>[^\n]{1,200}?) may be used again", "{where} is used again"),
+    (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is used no more (quarantined)"),
+    (r"^(?P<where>\S{1,200}) is well again", "{where} was probed again, and is used again"),
+))  # fmt: skip
+"""Patterns in a story, and the words to show for them."""
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
@@ -104,9 +94,8 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do; `done`: what was
-    done, in order. If the verdict is not sure, `happened` (the known facts) and `look` (where to read more) are shown
-    instead."""
+    """Whose fault a failure is (see `Fault`), a remedy, and the recovery so far. An unsure verdict shows `happened`
+    (the known facts) and `look` (where to read more) instead."""
 
     kind: FaultKind
     component: str
@@ -120,41 +109,43 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Return whose fault it is that a call, pilot or block failed; None if it did not fail or nothing says why."""
-    texts = [line.text for line in story.lines]
+    """Return whose fault a failure is; None without a failure or a reason."""
+    texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
-    rules = OF_CALLS
-    if is_call(story.subject):
+    parts: list[LogPart] = []
+    is_block = _BLOCK.fullmatch(subject) is not None
+    if is_call(subject):
         parts = list(_of_call(texts))
-        said = [hit["what"] for text in texts if (hit := _failed(text))][-1:] if parts else []
-    elif _BLOCK.fullmatch(story.subject):
-        rules = OF_JOBS
+        ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _WANTED]
+        said = [hit["what"] for hit in ends[-1:]] if parts else []
+    elif is_block:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
-        own = [file for file in files(folder) if file.name.startswith(f"{story.subject}.")]
-        parts = [*(LogPart(file.name, path=file.path) for file in own), *(told_part(text) for text in said)]
-    else:
-        said = [text for text in texts if _LOST_PILOT.search(text)][-1:] if _is_over(story) else []
-        own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
-        parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
-    found = judged(parts, said, rules)
+        own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *map(told_part, said)]
+    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
+        said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
+        own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
+        parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own]
+    found = judged(parts, said, OF_JOBS if is_block else OF_CALLS)
     if found is None:
         return None
     fault, proof = found
+    hits = [(words, hit) for text in texts for pattern, words in _DONE if (hit := pattern.search(text))]
+    done = list(dict.fromkeys(words.format(**hit.groupdict()) for words, hit in hits))[-_MOST_DONE:]
     return FailureVerdict(
         fault.kind,
         fault.component,
         fault.sure,
         fault.means,
         proof,
-        remedy(fault, story.subject),
-        tuple(_done(texts)),
+        remedy(fault, subject),
+        tuple(done),
         _happened(story, said),
         _where_to_look(story),
     )
 
 
 def verdict_lines(verdict: FailureVerdict) -> list[str]:
-    """Return the verdict as lines; if it is not sure, what happened."""
     done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
     proof = []
     for line in verdict.proof[:_SHOWN]:
@@ -171,7 +162,6 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
 
 
 def _happened(story: Story, said: list[str]) -> str:
-    """What happened to a call, where, and when; or what the session says about a pilot or block."""
     for index, line in reversed(list(enumerate(story.lines))):
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
@@ -200,11 +190,7 @@ def _where_to_look(story: Story) -> str:
     return f"stoker logs {story.subject}"
 
 
-# ---- what is judged
-
-
 def _of_call(texts: list[str]) -> Iterator[LogPart]:
-    """What a failed call printed in its last try, and what it raised, as Python shows it."""
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):
@@ -220,26 +206,6 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
         yield raised_part(raised)
 
 
-def _failed(text: str) -> re.Match[str] | None:
-    found = _NO_RESULT.fullmatch(text)
-    return found if found is not None and found["kind"] not in _WANTED else None
-
-
-def _is_over(story: Story) -> bool:
-    """True if a pilot or library is gone, by its headline."""
-    return story.headline.startswith("gone") or ": gone, " in story.headline
-
-
-def _done(texts: Iterable[str]) -> list[str]:
-    found: dict[str, None] = {}
-    for text in texts:
-        for pattern, words in _DONE:
-            hit = pattern.search(text)
-            if hit is not None:
-                found.setdefault(words.format(**hit.groupdict()))
-    return list(found)[-_MOST_DONE:]
-
-
 # ---- the command
 
 
@@ -250,12 +216,11 @@ def _done(texts: Iterable[str]) -> list[str]:
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 
-    Of what has failed it says whose fault that is, by its log: of the program, of what is installed, or of the
-    infrastructure, with the lines that show it. Of a call that runs it says how far it is, where its program prints
-    that.
+    For a failure it says, by the log, whether the program, the installed software or the infrastructure is at fault,
+    and shows the lines that prove it. For a running call it says how far it is, if its program prints that.
 
-    The beginning of a pilot's or a context's name is enough, if no other name begins so. Libraries, pilots and blocks
-    that are gone are remembered for a while.
+    The beginning of a pilot's or a context's name is enough, if it is unique. Libraries, pilots and blocks that are
+    gone are remembered for a while.
     """
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")
@@ -268,18 +233,12 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     elif story.found:
         if over:
             console.note(f"{over}; what its journal says:")
-        console.lines(render(story))
+        console.lines(show_status.story_lines(story, today=datetime.date.today()))
         console.lines(verdict_lines(fault) if fault is not None else ())
         console.lines([progress_line(progress)] if progress is not None else ())
     if not story.found:
         hint = "" if as_json or is_several(story) else _nearest(session, subject)
-        message = f"{story.subject}: {story.headline}{hint}"
-        raise SessionError(message)
-
-
-def render(story: Story) -> list[str]:
-    """Return the lines of `stoker explain`."""
-    return show_status.story_lines(story, today=datetime.date.today())
+        raise SessionError(f"{story.subject}: {story.headline}{hint}")
 
 
 def _nearest(session: str, subject: str) -> str:

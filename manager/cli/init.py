@@ -1,7 +1,8 @@
-"""`stoker init`: find the batch system and write a site file for it: a dozen lines, each with its reason."""
+"""`stoker init`: write a site file for the batch system of this host, a dozen lines, each with its reason."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +20,12 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Seconds to ask for if a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
+"""Shorter jobs start sooner, and a pilot that ends is replaced."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores and memory to ask for with a GPU if the machines are not known."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Memory for one CPU device: enough for a small language model."""
+"""Enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
 """Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
@@ -32,16 +33,13 @@ _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNE
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """The text of a site file, a headline, and the reasons for its settings."""
-
     text: str
     headline: str
     reasons: tuple[str, ...]
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
-    """Return a site file for this host. `partition`: the partition or queue to use. Raises ConfigError if it does not
-    exist."""
+    """Return a site file for this host. Raises ConfigError if the partition or queue does not exist."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
         raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
@@ -55,24 +53,30 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the partition that fits pilots best: with GPUs, and preemptible, because a lost pilot costs little."""
-    best = sorted(
-        slurm.partitions,
-        key=lambda each: (each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default),
-        reverse=True,
-    )
-    return best[0] if best else None
+    """Return the best partition for pilots: with GPUs, and preemptible, because a lost pilot costs little."""
+
+    def worth(each: Partition) -> tuple[bool, bool, int, bool]:
+        return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
+
+    return max(slurm.partitions, key=worth, default=None)
 
 
 def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
-    chosen = _named(slurm, named) if named else choose(slurm)
+    if named and named not in [each.name for each in slurm.partitions]:
+        there = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
+        raise ConfigError(f"there is no partition {named}; there are {there}", key="partition")
+    chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
+    name = chosen.name if chosen else "slurm"
+    lines = [*_head(around, name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
     if chosen is None:
         why = f"its partitions could not be asked for ({slurm.trouble})" if slurm.trouble else "it shows no partition"
-        lines = [*_head(around, "slurm", f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
         return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (f"Slurm is here, but {why}: write one in",))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
-    reasons = [f"partition {describe(slurm, chosen)}: {_why(slurm, chosen, named=bool(named))}"]
-    lines = [*_head(around, chosen.name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+    facts = ["it has GPUs"] if chosen.gpus else []
+    if slurm.is_preemptible(chosen):
+        facts.append("it takes what is idle, and a pilot that is preempted costs only the calls that it runs")
+    why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
+    reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
     lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
     if slurm.accounts:
         first, *more = slurm.accounts
@@ -110,9 +114,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     reasons = [f"{kind}: {around.command} is on PATH"]
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
-        lines.append(
-            "shared_files = true".ljust(_COMMENT_AT) + '# false, with [environment] kind = "packed", where it is not'
-        )
+        lines.append(_at("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
         lines.append(_line("image", "IMAGE", "a container image that has Stoker: write yours"))
         reasons.append("image: pilots of kubernetes run in a container; write in which")
@@ -125,7 +127,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
     else:
-        lines.append('# gpus = "1"'.ljust(_COMMENT_AT) + "# no machine of the pool offers a GPU")
+        lines.append(_at('# gpus = "1"', "no machine of the pool offers a GPU"))
         reasons.append("gpus: no machine of the pool offers any")
     cores, memory, has = _share(around.nodes)
     lines += _ask(cores, memory, has, gpus=has_gpus)
@@ -136,8 +138,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, or the
-    smallest machine if there are no GPUs."""
+    """Return cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, else
+    the smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -148,23 +150,21 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """The lines for cores and memory: without them a job often gets one core and little memory."""
+    """Without these lines a job often gets one core and little memory."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {part}{f'; {has}' if has else ''}"]
+    lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
         lines.append(_line("memory", _written(memory), "for loading models, and for their pages of files"))
     else:
-        lines.append('# memory = "16 GB"'.ljust(_COMMENT_AT) + "# Slurm knows no memory of its nodes")
+        lines.append(_at('# memory = "16 GB"', "Slurm knows no memory of its nodes"))
     return lines
 
 
 def _written(memory: int) -> str:
-    """Memory in whole units: a node rarely grants its last bytes."""
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
 def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    """Why a pilot asks for this size. `smallest`: the smallest machine; empty if machines are unknown."""
     size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, since the machines are not known; change them"
@@ -176,19 +176,19 @@ def _local(around: HostFacts) -> Draft:
     lines += [
         "",
         "[pilot]",
-        'devices = "auto"'.ljust(_COMMENT_AT) + '# every GPU that is here, else one CPU device a core; "gpu+cpu:1"',
+        _at('devices = "auto"', 'every GPU that is here, else one CPU device a core; "gpu+cpu:1"'),
         " " * _COMMENT_AT + '# offers the cores that GPUs leave as well, to contexts with kinds="cpu"',
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
 
 def _head(around: HostFacts, name: str, system: str) -> list[str]:
-    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{_safe(name)}"']
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:40] or "site"
+    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{safe}"']
 
 
 def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    """The section [pilot]. `cpu`: cores and memory of a pilot without GPUs."""
-    lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
+    lines = ["[pilot]", _at(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
@@ -196,11 +196,8 @@ def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place = local[0].path if local else "$TMPDIR"
-    lines.append(
-        f'# scratch = "{place}"'.ljust(_COMMENT_AT)
-        + f"# disk of the compute nodes{f'; here: {shown}' if shown else ''}"
-    )
-    return lines
+    here = f"; here: {shown}" if shown else ""
+    return [*lines, _at(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
 
 
 def _session(around: HostFacts, reasons: list[str]) -> list[str]:
@@ -218,27 +215,7 @@ def _session(around: HostFacts, reasons: list[str]) -> list[str]:
     return ["", "[session]", _line("interface", fast, f"also: {known}")]
 
 
-def _why(slurm: Slurm, chosen: Partition, *, named: bool) -> str:
-    if named:
-        return "as you said"
-    facts = []
-    if chosen.gpus:
-        facts.append("it has GPUs")
-    if slurm.is_preemptible(chosen):
-        facts.append("it takes what is idle, and a pilot that is preempted costs only the calls that it runs")
-    return ", and ".join(facts) or ("the default" if chosen.default else "the first one")
-
-
-def _named(slurm: Slurm, name: str) -> Partition:
-    for each in slurm.partitions:
-        if each.name == name:
-            return each
-    known = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
-    raise ConfigError(f"there is no partition {name}; there are {known}", key="partition")
-
-
 def describe(slurm: Slurm, each: Partition) -> str:
-    """A partition in a few words: `backfill (preemptible, REQUEUE; a10:2 x 4)`."""
     facts = [", ".join(dict.fromkeys(str(gpus) for gpus in each.gpus)) or f"{each.nodes} nodes, no GPUs"]
     if slurm.is_preemptible(each):
         facts.insert(0, f"preemptible, {each.preempt}")
@@ -246,18 +223,16 @@ def describe(slurm: Slurm, each: Partition) -> str:
 
 
 def _line(setting: str, value: str, comment: str) -> str:
-    text = f'{setting} = "{value}"'
+    return _at(f'{setting} = "{value}"', comment)
+
+
+def _at(text: str, comment: str) -> str:
     return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
 
 
 def _duration(seconds: float) -> str:
     minutes = max(1, int(seconds // 60))
     return f"{minutes // 60} h" if minutes % 60 == 0 else f"{minutes} min"
-
-
-def _safe(name: str) -> str:
-    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
-    return kept.lstrip("._-")[:40] or "site"
 
 
 def _text(lines: Sequence[str]) -> str:
@@ -293,7 +268,6 @@ def init(*, output: Path, partition: str) -> None:
 
 
 def render(made: Draft, *, output: Path) -> list[str]:
-    """What was found and chosen, and what to do next."""
     out = [f"wrote {output}: {made.headline}", ""]
     out += [f"  {why}" for why in made.reasons]
     out += [

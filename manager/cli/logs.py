@@ -1,4 +1,4 @@
-"""`stoker logs`: the files that a session writes, and what one call or the job of a block printed."""
+"""`stoker logs`: a session's files, and the output of one call or of a block's job."""
 
 from __future__ import annotations
 
@@ -33,18 +33,13 @@ _NEVER_SENT = "it was sent to no library"
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """A log of the session: its name for users and its path."""
-
     name: str
     path: Path
 
 
-# ---- a call
-
-
 def show_call(session: str, call: str) -> None:
-    """Print what a call printed; if its context failed to load, what the loader printed. Raises SessionError for an
-    unknown call, or a log that cannot be read here."""
+    """Print a call's output; if its context failed to load, the loader's. Raises SessionError for an unknown call or an
+    unreadable log."""
     _, story, over = story_of(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -63,8 +58,7 @@ def show_call(session: str, call: str) -> None:
 
 
 def nothing_kept(story: Story, *, over: str = "") -> str:
-    """Return the message for a call without output: what it waits for, or where to look. `over`: that its session has
-    ended, in words."""
+    """Return the message for a call without output. `over`: that its session has ended, in words."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; what it may have printed: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -84,20 +78,18 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return where the output of each try of a call is, from its story: file, first byte and last byte (None: up to the
-    end)."""
+    """Return the place of each try's output in a call's story: file, first byte and last byte (None: the end)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died with a call, from its story. Their logs end with what the call printed last."""
+    """Return the libraries that died with a call; their logs end with its last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
 def loaders_log(texts: list[str]) -> Path | None:
-    """Return the log of the library whose loader failed, from a call's story; None if no load failed. Such a library
-    has run no call."""
+    """Return the log of a library whose loader failed; None if no load failed."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 
@@ -124,8 +116,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output and errors of a block's job (`files`), or why there are none. Raises SessionError for an unknown
-    block."""
+    """Print the output and errors of a block's job, or why it has none. Raises SessionError for an unknown block."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -137,12 +128,7 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         _, story, _ = story_of(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
-    console.note(nothing_printed(story))
-
-
-def nothing_printed(story: Story) -> str:
-    """Return the message for a block whose job left no output."""
-    return (
+    console.note(
         f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
         " when it has ended, and its pilots have logs of their own: stoker logs"
     )
@@ -160,10 +146,10 @@ _BLOCK = re.compile(r"b\d+")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
-    """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
+    """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
     (lib-3), the manager, or a detached run (by its name).
 
-    Without WHAT: which logs there are.
+    Without WHAT: list the logs.
     """
     if not session and (run := runs.named_run(what)):
         _print_file(run.log, follow=follow)
@@ -172,7 +158,16 @@ def logs(*, what: str, follow: bool, session: str) -> None:
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
-        _list(folder)
+        there = files(folder)
+        width = max((len(file.name) for file in there), default=0)
+        console.line(
+            f"logs of the session in {folder.path}" if there else f"session folder {folder.path} has no logs yet"
+        )
+        console.lines(
+            f"  {each.name:<{width}}  {show_bytes(each.path.stat().st_size):>8}  {each.path}" for each in there
+        )
+        if there:
+            console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
     elif is_call(what):
         if follow:
             raise click.UsageError(
@@ -187,7 +182,6 @@ def logs(*, what: str, follow: bool, session: str) -> None:
 
 
 def is_call(what: str) -> bool:
-    """True for `c-12`, `c-1.12` and `12`."""
     try:
         parse_call(what)
     except ValueError:
@@ -196,8 +190,6 @@ def is_call(what: str) -> bool:
 
 
 def files(folder: SessionFolder) -> list[LogFile]:
-    """Return every log: of the manager and its helpers, clients, pilots, libraries, and the jobs of blocks (`b3.out`,
-    `b3.err`)."""
     own = [LogFile("manager", folder.manager_log)]
     own += [LogFile(name, folder.path / f"{name}.log") for name in ("client", "factory", "seed")]
     found = [file for file in own if file.path.exists()]
@@ -212,7 +204,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log of this name, or with this unique part of it. Raises SessionError with the nearest name."""
+    """Return the log with this name or unique part of a name. Raises SessionError."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]
@@ -223,17 +215,6 @@ def find(folder: SessionFolder, what: str) -> LogFile:
         raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
     hint = did_you_mean(what, names, cutoff=0.5, otherwise=f"there are {', '.join(names) or 'none'}")
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
-
-
-def _list(folder: SessionFolder) -> None:
-    there = files(folder)
-    if not there:
-        console.line(f"session folder {folder.path} has no logs yet")
-        return
-    width = max(len(file.name) for file in there)
-    console.line(f"logs of the session in {folder.path}")
-    console.lines(f"  {file.name:<{width}}  {show_bytes(file.path.stat().st_size):>8}  {file.path}" for file in there)
-    console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
 
 
 def _print_file(path: Path, *, follow: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command `stoker`: its subcommands, and what happens when one of them fails."""
+"""The command `stoker`: its subcommands and their errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands, and the modules of `stoker.manager.cli` that have them: each is imported when it is wanted."""
+"""Stoker's own commands and their modules in `stoker.manager.cli`, imported when they are used."""
 
 
 class CommandGroup(FromEntryPoints):
-    """Stoker's own commands, and those that installed packages declare."""
+    """Stoker's own commands, and the commands of installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Sorted. A package cannot replace one of Stoker's own."""
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
-        """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
+        """Return Stoker's own command, else a package's."""
         if cmd_name in OWN:
             own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
@@ -41,7 +40,6 @@ class CommandGroup(FromEntryPoints):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with the nearest name for one that is not there."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             hint = did_you_mean(args[0], self.list_commands(ctx), cutoff=0.4, otherwise="stoker --help lists them")
             ctx.fail(f"no command {args[0]!r}; {hint}")
@@ -55,7 +53,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, 1 when it failed, 2 when it was called wrongly, 130 after Ctrl-C."""
+    """Run the command line and exit: 0, 1 after a failure, 2 after a wrong call, 130 after Ctrl-C."""
     try:
         code = cli.main(arguments, prog_name="stoker", standalone_mode=False)
     except click.ClickException as error:

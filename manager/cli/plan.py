@@ -1,4 +1,4 @@
-"""`stoker plan`: when a run would be finished on a site, and what it would take, before anything is submitted."""
+"""`stoker plan`: forecast a run on a site before anything is submitted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,11 +39,11 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 @click.option("--kind", default="", metavar="KIND", help="Take what was measured on this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
-    """Forecast when a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
+    """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
     APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have one of that name. As many inputs go into a call as stoker.map has packed into the calls that were
-    measured, or as --per-call says. The plan rests on what earlier runs measured, there or on another site with such
+    programs have a function of that name. As many inputs go into a call as stoker.map packed into the measured calls,
+    or as --per-call says. The plan rests on measurements of earlier runs, there or on another site with the same
     devices: a short run is enough. A function that never ran is estimated from similar ones if you name its file.
     """
     from stoker.manager.study.evidence import gather
@@ -76,7 +76,6 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
 
 
 def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
-    """Return the work of an application or a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
     declared = apps.matching(apps.FORECASTS, app)
@@ -92,8 +91,6 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _function_of(app: str, measured: Sequence[str]) -> str:
-    """Return the name under which a function was measured. Raises ConfigError if several functions or none have the
-    name."""
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -116,7 +113,6 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
 
 
 def _shortest(function: str) -> str:
-    """Return the function's name without the working folder."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(function).relative_to(Path.cwd().resolve()))
     return function
@@ -126,7 +122,6 @@ _OFFERED = 12
 
 
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
-    """Estimate a function of a file that never ran. Raises ConfigError."""
     try:
         from stoker.manager.advice.estimating import estimated, history
     except ImportError as error:
@@ -140,19 +135,19 @@ def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
 
 
 def render(found: RunPlan) -> list[str]:
-    """Return the lines of `stoker plan`."""
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
     out = [
         f"plan · {work.app} on {found.site} · {work.inputs:,} inputs in {work.calls:,} calls · up to {written.blocks:,}"
         f" block{'s' * (written.blocks != 1)}, {devices} a pilot",
         "",
-        f"  finish        {_time_range(written.finish_s)}",
-        f"  device-hours  {_number_range(written.device_hours)}",
+        f"  finish        {_range(written.finish_s, _time, ' in 8 of 10 cases')}",
+        f"  device-hours  {_range(written.device_hours, _hours)}",
     ]
     if found.price:
-        cost = _scaled(written.device_hours, found.price)
-        out.append(f"  cost          {_number_range(cost)}, at {found.price:g} a device-hour")
+        price, hours = found.price, written.device_hours
+        cost = _range(hours, lambda number: _hours(number * price))
+        out.append(f"  cost          {cost}, at {price:g} a device-hour")
     out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
         out.append("  it may never be done like this: see below what it rests on")
@@ -176,16 +171,12 @@ def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[st
     return out
 
 
-def _time_range(times: Range) -> str:
-    return f"{_time(times.p50)}  ({_time(times.p10)} to {_time(times.p90)} in 8 of 10 cases)"
+def _range(found: Range, show: Callable[[float], str], cases: str = "") -> str:
+    return f"{show(found.p50)}  ({show(found.p10)} to {show(found.p90)}{cases})"
 
 
-def _number_range(numbers: Range) -> str:
-    return f"{numbers.p50:,.2f}  ({numbers.p10:,.2f} to {numbers.p90:,.2f})"
-
-
-def _scaled(numbers: Range, factor: float) -> Range:
-    return type(numbers)(numbers.p10 * factor, numbers.p50 * factor, numbers.p90 * factor)
+def _hours(number: float) -> str:
+    return f"{number:,.2f}"
 
 
 def _time(seconds: float) -> str:

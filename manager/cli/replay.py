@@ -56,11 +56,19 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
 
         found = verify(journal, session=session, policies=policies_of(folder), tell=tell)
     took_s = time.monotonic() - began
-    makespans = _simulated(journal, session, folder) if simulate else None
+    makespans = None
+    if simulate:
+        from stoker.manager.study.calibrate import calibrate, compare, read_session
+
+        measured = calibrate(read_session(journal, session=session, policies=policies_of(folder)))
+        makespans = compare(measured, policies=lambda: policies_of(folder), seeds=range(_SEEDS))
+    live = False
+    with contextlib.suppress(SessionError):
+        live = journal == folder.journal and presence.is_up(folder)
     if as_json:
         console.json({"journal": str(journal), "took_s": took_s, "replayed": found, "simulated": makespans})
     else:
-        console.lines(render(found, took_s=took_s, live=_lives(folder, journal)))
+        console.lines(render(found, took_s=took_s, live=live))
         if makespans is not None:
             console.line(compared(makespans))
     if found.difference is not None:
@@ -73,7 +81,6 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
 
 
 def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
-    """The lines of `stoker replay`. `live`: the session goes on, so its journal grows."""
     times = "once" if found.restarts == 1 else f"{found.restarts} times"
     came_back = f", the manager came back {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
@@ -105,25 +112,9 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
 
 
 def compared(makespans: MakespanComparison) -> str:
-    """How long the session would take in the simulator."""
     live, error = show_seconds(makespans.live_s), makespans.error
     simulated = show_seconds(makespans.live_s * (1 + error))
     return f"  from its first call to its last end: {live} live, {simulated} simulated ({error:+.1%})"
-
-
-def _lives(folder: SessionFolder, journal: Path) -> bool:
-    """True if the session's manager is up and writes this journal."""
-    with contextlib.suppress(SessionError):
-        return journal == folder.journal and presence.is_up(folder)
-    return False
-
-
-def _simulated(journal: Path, session: str, folder: SessionFolder) -> MakespanComparison:
-    from stoker.manager.live.session_policies import policies_of
-    from stoker.manager.study.calibrate import calibrate, compare, read_session
-
-    recorded = read_session(journal, session=session, policies=policies_of(folder))
-    return compare(calibrate(recorded), policies=lambda: policies_of(folder), seeds=range(_SEEDS))
 
 
 def _told(difference: FirstDifference, *, same: int) -> list[str]:

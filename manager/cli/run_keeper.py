@@ -1,10 +1,10 @@
-"""The keeper of a detached run: starts the program, waits for its end, and writes its exit status down.
+"""The keeper of a detached run: starts the program, waits for its end, and writes its exit status.
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-It leads a session of its own (setsid), so neither a closed terminal nor Ctrl-C reaches it. The program ignores SIGHUP,
-as under `nohup`. The keeper passes SIGTERM and SIGINT on to the program. If the keeper is killed, the program keeps
-running, and its exit status stays unknown.
+It leads its own session (setsid), so that neither a closed terminal nor Ctrl-C reaches it, and passes SIGTERM and
+SIGINT on. The program ignores SIGHUP. If the keeper is killed, the program keeps running, and its exit status stays
+unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from stoker.whole_files import write_whole
 
 
 def main(arguments: list[str]) -> int:
-    """Keep one run. Returns its exit status."""
     run, command = DetachedRun(Path(arguments[0])), arguments[1:]
     lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     locks.take(lock)

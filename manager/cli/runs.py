@@ -1,8 +1,8 @@
 """Detached runs (`stoker run --detach`): programs that keep running when their terminal is closed.
 
-Each has a folder in the state folder, `runs/NAME`: `run.json` has the command, host and process id, `log` the output,
-`end.json` the exit status, and `session` the folder of the session that it has loaded. A keeper (`run_keeper`) starts
-the program and writes down its exit status. Until then the keeper holds a lock on `lock`, which other login nodes see.
+Each has a folder `runs/NAME` in the state folder: `run.json` has the command, host and process id, `log` the output,
+`end.json` the exit status, and `session` the folder of its session. A keeper (`run_keeper`) holds a lock on `lock`
+until the end, which other login nodes see.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """A started program: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the epoch."""
+    """A started program. Times in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -55,15 +55,11 @@ class RunFile(msgspec.Struct, frozen=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True):
-    """The end of a program: its exit status as in a shell (128 + signal), and the time."""
-
     status: int
     ended_at: float
 
 
 class DetachedRun:
-    """A detached run, read from its folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
@@ -74,62 +70,53 @@ class DetachedRun:
 
     @property
     def facts(self) -> RunFile | None:
-        """The program's command and process; None until the keeper has started it."""
         return _read(self.file, RunFile)
 
     @property
     def end(self) -> RunEnd | None:
-        """The end; None if no end was written."""
         return _read(self.end_file, RunEnd)
 
     @property
     def session(self) -> str:
-        """The folder of the session that it loaded last; empty if none."""
         with suppress(OSError):
             return (self.path / "session").read_text()
         return ""
 
     def is_running(self) -> bool:
-        """True if the program runs or is starting."""
         return self.end is None and (is_locked(self.lock) is True or self.is_alive_here())
 
     def is_alive_here(self) -> bool:
-        """True if the program is a live process of this machine."""
         facts = self.facts
         return facts is not None and facts.machine == machine() and started(facts.pid) == facts.pid_started != 0
 
     def state(self) -> str:
-        """`running`, `exit status 0`, or the words for an unknown exit status."""
         if (end := self.end) is not None:
             return show_status(end.status)
         return "running" if self.is_running() else "ended without an exit status (killed, or its host was restarted)"
 
     def title(self, *, now: float) -> str:
-        """Return one line: state, time and host."""
         facts, end = self.facts, self.end
         if facts is None:
             return f"{self.name}  {self.state()}"
+        since = show_seconds(max(0.0, now - facts.began_at))
         if end is not None:
-            when = f"ended {show_seconds(max(0.0, now - end.ended_at))} ago, after {_took(facts, end)}"
+            took = show_seconds(max(0.0, end.ended_at - facts.began_at))
+            when = f"ended {show_seconds(max(0.0, now - end.ended_at))} ago, after {took}"
         else:
-            when = f"{'for' if self.is_running() else 'began'} {show_seconds(max(0.0, now - facts.began_at))}"
-            when += "" if self.is_running() else " ago"
+            when = f"for {since}" if self.is_running() else f"began {since} ago"
         return f"{self.name}  {self.state()}  {when}  on {facts.host} (pid {facts.pid})  {' '.join(facts.command)}"
 
 
 def show_status(status: int) -> str:
-    """Return `exit status 3`, or `exit status 137 (ended by signal 9)`."""
     signal = status - _STATUS_OF_SIGNAL
     return f"exit status {status}" + (f" (ended by signal {signal})" if 0 < signal < 65 else "")
 
 
 def runs_folder() -> Path:
-    """Return the folder of all detached runs."""
     return state_folder() / "runs"
 
 
 def known_runs() -> list[DetachedRun]:
-    """Return all runs, newest first."""
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
         return [DetachedRun(path) for path in sorted(found, key=_changed_at, reverse=True)]
@@ -137,14 +124,12 @@ def known_runs() -> list[DetachedRun]:
 
 
 def named_run(name: str) -> DetachedRun | None:
-    """Return the run of this name; None if it does not exist."""
     if not _NAME.fullmatch(name) or not (path := runs_folder() / name).is_dir():
         return None
     return DetachedRun(path)
 
 
 def near_runs(name: str) -> str:
-    """Return a hint with the nearest run for an unknown name; empty if none is near."""
     close = difflib.get_close_matches(name, [run.name for run in known_runs()], n=1, cutoff=0.6)
     return f"; did you mean the run {close[0]}?" if close else ""
 
@@ -174,22 +159,11 @@ def new_run(name: str, *, what: str) -> DetachedRun:
 
 
 def remove(run: DetachedRun) -> None:
-    """Remove the folder of a finished run, with its log."""
     shutil.rmtree(run.path, ignore_errors=True)
 
 
 def over_for_s(run: DetachedRun) -> float:
-    """Return the seconds since the last write of a run; 0 while it runs."""
     return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_changed_at, (run.path, run.log))))
-
-
-def render(found: Sequence[DetachedRun], *, now: float) -> list[str]:
-    """Return the lines of `stoker sessions` about runs."""
-    return [f"  {run.title(now=now)}" for run in found]
-
-
-def _took(facts: RunFile, end: RunEnd) -> str:
-    return show_seconds(max(0.0, end.ended_at - facts.began_at))
 
 
 def _changed_at(path: Path) -> float:
@@ -216,8 +190,8 @@ _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` with these arguments as a detached run, and say how to reach it. Raises ConfigError;
-    SessionError with the program's output if it ends at once."""
+    """Start `stoker run` with these arguments as a detached run. Raises ConfigError; SessionError with the program's
+    output if it ends at once."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -240,26 +214,18 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         time.sleep(_LOOK_EVERY_S)
     end = run.end
     if run.facts is None or (end is not None and end.status):
-        said = tail(run)
-        raise SessionError(f"run {run.name} ended at once: {run.state()}{said}", log=str(run.log))
-    console.lines(render_started(run))
-    return run
-
-
-def render_started(run: DetachedRun) -> list[str]:
-    """Return the lines of `stoker run --detach`."""
+        raise SessionError(f"run {run.name} ended at once: {run.state()}{tail(run)}", log=str(run.log))
     facts = run.facts
-    where = f" on {facts.host} (pid {facts.pid})" if facts is not None else ""
-    return [
-        f"{run.name} runs{where} and keeps running when you log out; its log is {run.log}",
+    console.lines([
+        f"{run.name} runs on {facts.host} (pid {facts.pid}) and keeps running when you log out; its log is {run.log}",
         f"  follow   stoker logs {run.name} -f",
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",
-    ]
+    ])  # fmt: skip
+    return run
 
 
 def tail(run: DetachedRun) -> str:
-    """Return the last lines of a run's log, indented; empty if there are none."""
     try:
         with run.log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -294,7 +260,6 @@ def follow(run: DetachedRun) -> None:
 
 
 def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
-    """End a run's program as Ctrl-C does, and wait for it. Raises SessionError."""
     facts = run.facts
     if run.is_running():
         if facts is None or facts.machine != machine():
@@ -318,7 +283,6 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
 
 
 def facts_of(run: DetachedRun) -> dict[str, object]:
-    """Return the facts of a run for `--json`."""
     end, facts = run.end, run.facts
     return {
         "run": run.name,
@@ -332,7 +296,6 @@ def facts_of(run: DetachedRun) -> dict[str, object]:
 
 
 def wait_until(true: Callable[[], bool], *, limit_s: float) -> None:
-    """Wait until the condition is true, at most `limit_s`."""
     until = time.monotonic() + limit_s
     while not true() and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)

@@ -1,20 +1,15 @@
-"""Which session a command means when none is named: one rule for all commands.
+"""Which session a command means when none is named, and questions to it: its live manager, or the journal of an ended
+one.
 
-The newest session of this folder comes first, also after it ended: a user who types `stoker explain c-0` means the
-program that ran here last. A session is of this folder if a program started it or joined it here (`runinfo`), if
-`stoker up` was typed here, or if its own folder lies here or around here. Then follow the newest session that is up
-and the newest of all. So:
+1. this folder's newest session; 2. the newest session that is up; 3. the newest session.
 
-1. this folder's newest session;
-2. the newest session that is up;
-3. the newest session.
+This folder's newest session counts also after its end: a user who types `stoker explain c-0` means the program that ran
+here last. A session is of this folder if a program started it or joined it here (`runinfo`), if `stoker up` was typed
+here, or if its own folder lies here or around here.
 
-A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over. Of several it takes
-this folder's; if that leaves more than one, it asks. The other commands say on stderr which session they took, if
-another one is up or they took one of another folder that is over. A command that is asked about a call, and does not
-find it, searches the other sessions in the same order.
-
-Which session is meant, and asking it: the live manager, or the journal when the session is over.
+A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over; of several, this
+folder's. Other commands name the session on stderr if another one is up, or if they took an ended one of another
+folder. A command searches the other sessions, in the same order, for a call that the first does not know.
 """
 
 from __future__ import annotations
@@ -53,15 +48,14 @@ SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else 
 CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""
 _ASKED_AT_ONCE = 16
+_NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search for a call. Reading the journal of an ended session can take seconds."""
+"""The most sessions to search: a journal can take seconds."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
-    """A session that may be meant. `is_own`: it belongs to the folder where the command was typed."""
-
     session: str
     folder: Path
     is_own: bool
@@ -69,9 +63,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above, the
-    same one for each question of a command. `hint`: what a user types before the name of another one. Raises
-    SessionError."""
+    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above.
+    `hint`: the words before the name of another one. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -81,7 +74,12 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
         return SessionFolder(run.session)
     candidates = _ranked(name)
     if not candidates:
-        return _find(name)
+        try:
+            return find_session(name)
+        except SessionError as error:
+            if hint := runs.near_runs(name):
+                raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
+            raise
     best = candidates[0]
     command = click.get_current_context(silent=True)
     if not name and (text := told(best, candidates, hint=hint)):
@@ -92,13 +90,8 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
     return SessionFolder(best.folder)
 
 
-def others_to_search(chosen: SessionFolder) -> list[SessionFolder]:
-    """Return the sessions to search next for a call that the `chosen` one does not know, best first."""
-    return [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path][: _SEARCHED - 1]
-
-
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions whose id starts with `name`, best first. A command that asks twice gets the same answer."""
+    """A command that asks twice gets the same answer."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -107,7 +100,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command changes if none is named. Raises SessionError if there is none or several."""
+    """Return the session that a command changes if none is named. Raises SessionError for none or several."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -120,24 +113,14 @@ def session_to_change() -> SessionFolder:
     return SessionFolder((own or found)[0].folder)
 
 
-def _find(name: str) -> SessionFolder:
-    try:
-        return find_session(name)
-    except SessionError as error:
-        if hint := runs.near_runs(name):
-            raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
-        raise
-
-
 def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
-    """Sort sessions by the rule above; `candidates` are sorted, the newest first."""
     return sorted(candidates, key=lambda each: (not each.is_own, not each.is_up and not each.is_own))
 
 
 def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
-    """Return what to say of the choice; empty if the user expects it."""
     others = [each.session for each in candidates if each.is_up and each is not best]
-    of = "" if best.is_own or best.is_up else f", which ran in {_ran_in(best.folder)}"
+    is_program = best.folder.parent.parent.name == "runinfo"
+    of = "" if best.is_own or best.is_up else f", which ran in {best.folder.parents[2] if is_program else best.folder}"
     if not others:
         return f"this is session {best.session}{of}" if of else ""
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
@@ -147,18 +130,11 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
     return f"this is session {best.session}{of}; {named} {are} up{too} ({hint} {others[0]})"
 
 
-_NAMED = 3
-
-
-def _ran_in(folder: Path) -> Path:
-    """Return the program's folder, which holds `runinfo`; of a session elsewhere its own folder."""
-    return folder.parents[2] if folder.parent.parent.name == "runinfo" else folder
-
-
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    """Return the known sessions whose id starts with `name`, newest first."""
     wait_for_begun(name)
-    here = _here()
+    here = None
+    with contextlib.suppress(OSError):  # the folder was removed
+        here = Path.cwd().resolve()
     found: list[tuple[str, SessionFolder, bool]] = []
     for place, is_own in _folders(here):
         folder = SessionFolder(place)
@@ -167,8 +143,14 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
     is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
+
+    def is_up(folder: SessionFolder) -> bool:
+        with contextlib.suppress(SessionError):
+            return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
+        return False
+
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
-        up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder, _ in found])
+        up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
             for (session, folder, is_own), is_up in zip(found, up, strict=True)
@@ -177,8 +159,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
     """Return the folders of sessions, last used first, and whether each belongs to this folder. Recent ones have links
-    in the state folder; older ones are found if they lie here. A program that joins a session leaves a link to it in
-    its `runinfo`."""
+    in the state folder; a program that joins a session leaves a link in its `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -208,26 +189,6 @@ def _is_of(folder: Path, here: Path) -> bool:
     return False
 
 
-def _here() -> Path | None:
-    """The folder where the command was typed; None if it was removed."""
-    try:
-        return Path.cwd().resolve()
-    except OSError:
-        return None
-
-
-def _is_not_over(folder: SessionFolder) -> bool:
-    with contextlib.suppress(SessionError):
-        return not detached.over(folder)
-    return False
-
-
-def _is_up(folder: SessionFolder) -> bool:
-    with contextlib.suppress(SessionError):
-        return detached.is_up(folder)
-    return False
-
-
 # ---- questions to the chosen session
 
 
@@ -235,8 +196,7 @@ Command = Callable[..., None]
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as its last argument and as an option `--session`. `default`: which one it means
-    without, in words."""
+    """Add SESSION to a command, as its last argument and as an option. `default`: the rule without it, in words."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -256,14 +216,13 @@ _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its fo
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: that it has ended, in words; empty for a live one."""
+    """The status of a session. `over`: that it has ended, in words."""
 
     status: to_client.Status
     over: str = ""
 
 
 def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
-    """Return the status of a session, live or over. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -276,15 +235,15 @@ def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return a subject's story, and that its session is over, in words. Without a name, search other sessions if the
-    chosen one does not know the subject. A live manager forgets calls that ended well; its journal has them. Raises
-    SessionError."""
+    """Return a subject's story, and that its session is over, in words. Without a name, other sessions are searched
+    too. A live manager forgets calls that ended well; its journal has them. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_several(story):
         return chosen, story, over
     searched = [chosen]
-    for folder in others_to_search(chosen):
+    others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
+    for folder in others[: _SEARCHED - 1]:
         with contextlib.suppress(SessionError):  # one that cannot be read hides no other
             found, its_over = _story_in(folder, subject)
             if found.found:
@@ -301,7 +260,6 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 
 def is_several(story: to_client.Story) -> bool:
-    """True if several names in the session start with the subject."""
     return not story.found and story.headline.startswith("could be")
 
 
@@ -322,7 +280,6 @@ def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
-    """Return calls of a session, and that it is over, in words. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -335,7 +292,6 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
 
 
 def names_in(status: to_client.Status) -> list[str]:
-    """Return the names of pilots, contexts, libraries and blocks."""
     return [
         *(pilot.pilot for pilot in status.pilots),
         *(context.name for context in status.contexts if context.key != BARE.key),
@@ -347,7 +303,6 @@ def names_in(status: to_client.Status) -> list[str]:
 
 @contextlib.contextmanager
 def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
-    """Turn any error of replaying a damaged or foreign journal into one line."""
     if not records.journal_exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:

@@ -1,8 +1,7 @@
-"""What an ended session leaves behind: processes, jobs in batch systems, its folder.
+"""Processes, jobs in batch systems and the folder that an ended session leaves.
 
-`prune` removes the folder of a session that is over. A folder in the usual place (`sessions.d` of the state folder,
-`runinfo` of a program) is removed as a whole. A folder that a user named (`stoker up --folder`) stays if it also holds
-files of others.
+`prune` removes the folder of an ended session as a whole if it is in the usual place (`sessions.d` of the state folder,
+`runinfo` of a program). A folder that a user named (`stoker up --folder`) stays if it also holds other files.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that processes of a session run, and their names for users."""
+"""Modules of a session's processes, and their names for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs that TaskVine runs for a session. The last one is the program of a library."""
+"""Programs of TaskVine in a session; the last one is a library's."""
 _SHOWN_AS = {"factory": "job submitter"}
-"""Names for users of kinds with a technical name."""
 _SUBMITTER = "its job submitter"
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
@@ -53,11 +51,10 @@ _REMOVES = {
     ProviderKind.GRID_ENGINE: "qdel",
     ProviderKind.KUBERNETES: "kubectl delete pod",
 }
-"""The command of each batch system that ends jobs."""
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """Something of a session that still exists. `remove`: the command that ends it, if there is one."""
+    """Something of a session that still exists, and the command that ends it, if there is one."""
 
     what: str
     remove: str = ""
@@ -81,28 +78,17 @@ def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
             continue
-        if (found := _of_stoker(command) or _of_taskvine(process, command)) is not None:
-            yield process, *found
-
-
-def _of_stoker(command: Sequence[str]) -> tuple[str, Path] | None:
-    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
-    if module not in OURS or "--session" not in command[:-1]:
-        return None
-    return OURS[module], Path(command[command.index("--session") + 1]).absolute()
-
-
-def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, Path] | None:
-    kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
-    try:
-        pool = process.environ().get(POOL, "") if kind else ""
-    except (psutil.Error, OSError):  # it has ended meanwhile
-        return None
-    return (kind, Path(pool)) if pool else None
+        module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+        kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
+        if module in OURS and "--session" in command[:-1]:
+            yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
+        elif kind:
+            with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+                if pool := process.environ().get(POOL, ""):
+                    yield process, kind, Path(pool)
 
 
 def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's factory if it still manages jobs on another machine."""
     lock = folder.path / "factory.lock"
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
         return
@@ -111,8 +97,8 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of a session that is over. A factory that ended in order left an empty
-    list; it does not know of workers that TaskVine started."""
+    """True if batch systems may still have jobs of an ended session. A factory that ended in order left an empty list,
+    without the workers that TaskVine started."""
     file = folder.path / JOBS_LEFT
     if engines.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -120,8 +106,7 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError. TaskVine's
-    workers carry the session's marks like other jobs."""
+    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError."""
     from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -129,8 +114,7 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """The jobs of the session that a site's batch system still has, each with its status if it gave one. The jobs of a
-    local site are processes of this machine: none. Raises StokerError."""
+    """Return the session's jobs at a site with their statuses. A local site has none. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -140,8 +124,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 
 
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
-    """Return the remaining processes, after the jobs that the job submitter is still cancelling. A submitter with jobs
-    has no command that ends it: if it were killed, its jobs would stay in the queue."""
+    """Return the remaining processes, after the jobs that the job submitter still cancels. A submitter with jobs has no
+    command that ends it: its jobs would stay in the queue."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:
@@ -151,8 +135,7 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield jobs of the session that its batch systems still have. For a batch system that does not answer: the jobs
-    `before`."""
+    """Yield the session's jobs; the jobs in `before` for a batch system that does not answer."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
@@ -186,7 +169,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""Files on which the manager, the factory and its commands hold a lock."""
+"""Files that a live manager, factory or command locks."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
@@ -195,7 +178,7 @@ _OF_A_SESSION = (
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result for an old session's folder. `kept`: why it stays; if empty, `bytes` were removed."""
+    """The result for an old session's folder: why it stays, or the bytes removed."""
 
     session: str
     folder: str
@@ -204,7 +187,6 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 def prune(folder: SessionFolder, session: str) -> Pruned:
-    """Remove the folder of a session that is over, unless there is a reason against it."""
     place = str(folder.path)
     if why := next(_objections(folder), ""):
         return Pruned(session, place, kept=why)
@@ -218,7 +200,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder. A file with two names counts once."""
+    """Return the size of all files below a folder; hard links count once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -228,7 +210,6 @@ def size_bytes(folder: Path) -> int:
 
 
 def _objections(folder: SessionFolder) -> Iterator[str]:
-    """Yield reasons against removing a folder, cheap checks first."""
     for name in _LOCKED:
         if is_locked(folder.path / name):
             yield f"{name} is locked: a process of it is alive"
@@ -240,7 +221,8 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
         yield f"its manager was {holder}, and may be alive: ask there"
     if not _is_our_place(folder.path):
-        others = [entry.name for entry in folder.path.iterdir() if not _is_of_a_session(entry.name)]
+        names = [entry.name for entry in folder.path.iterdir()]
+        others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
             yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
     for each in processes(folder):
@@ -270,12 +252,7 @@ def _is_our_place(folder: Path) -> bool:
     return folder.parent == (state_folder() / "sessions.d").resolve() or folder.parent.parent.name == "runinfo"
 
 
-def _is_of_a_session(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_SESSION)
-
-
 def _forget(folder: Path) -> None:
-    """Remove links to a removed folder, and the folder of its program's run if that is empty."""
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and not link.exists() and link.resolve() == folder:
             link.unlink(missing_ok=True)

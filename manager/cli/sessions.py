@@ -1,7 +1,7 @@
-"""`stoker sessions`: list known sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
+"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
 
-The caches hold what took long to bring to a node: objects (models, snapshots) and environments. All sessions of a user
-share them. Their size is bounded, and unused files expire.
+The caches hold objects (models, snapshots) and environments, for all sessions of a user. Their size is bounded, and
+unused files expire.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
-    """The state of a session."""
-
     UP = "up"
     """Its manager runs."""
     LOST = "lost"
@@ -54,7 +52,7 @@ class SessionState(enum.Enum):
 
 
 class KnownSession(msgspec.Struct, frozen=True):
-    """A session whose folder exists. `idle_s`: seconds since the last write at the top of its folder."""
+    """A session whose folder exists. `idle_s`: seconds since the last write there."""
 
     session: str
     folder: str
@@ -67,11 +65,12 @@ class KnownSession(msgspec.Struct, frozen=True):
 @click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
-    """List your detached runs with their exit status, and your sessions: those in your state folder, and those of
+    """List your detached runs with their exit status, and your sessions: the ones in your state folder, and the ones of
     programs that were started in this folder.
 
-    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
-    A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
+    With --prune: remove the folders (logs, journals) of sessions that are over and were last written TIME ago or
+    earlier. A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system
+    stays.
     """
     try:
         older_s = parse_seconds(older)
@@ -82,7 +81,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         if as_json:
             console.json({"sessions": found, "runs": [runs.facts_of(run) for run in detached_runs]})
         else:
-            lines = runs.render(detached_runs, now=time.time())
+            lines = [f"  {run.title(now=time.time())}" for run in detached_runs]
             console.lines(["detached runs", *lines, ""] if lines else [])
             console.lines(render(found))
         return
@@ -99,7 +98,6 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
 
 
 def known_sessions() -> list[KnownSession]:
-    """Return every session whose folder exists, newest first."""
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
@@ -113,12 +111,11 @@ def known_sessions() -> list[KnownSession]:
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
-    """Return the lines of `stoker sessions`."""
     if not found:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
     width = max(len(each.session) for each in found)
     out = [
-        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s):>11}  {each.folder}"
+        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
         for each in found
     ]
     if any(each.state is SessionState.LOST for each in found):
@@ -132,34 +129,27 @@ def render(found: Sequence[KnownSession]) -> list[str]:
 
 
 def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
-    """Return the lines of `stoker sessions --prune`."""
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
-    if not removed:
-        return [
-            *out,
-            f"nothing was removed: no session is over for {older} or longer" if not out else "nothing was removed",
-        ]
     total = show_bytes(sum(each.bytes for each in removed))
-    return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
+    done = f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}" if removed else "nothing was removed"
+    return [*out, done if out else f"{done}: no session is over for {older} or longer"]
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
     """None if the session is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
-        return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
+        if not folder.file.exists():  # it is just being made, or the command that made it was killed
+            up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
+        else:
+            up = detached.is_up(folder)
+            lost = not up and detached.is_detached(folder) and not detached.over(folder)
+        state = SessionState.UP if up else SessionState.LOST if lost else SessionState.OVER
+        return KnownSession(detached.name_of(folder), str(path), state, idle_s)
     except SessionError:
         return None
-
-
-def _state(folder: SessionFolder, *, idle_s: float) -> SessionState:
-    if not folder.file.exists():  # it is just being made, or the command that made it was killed
-        return SessionState.UP if idle_s < _MADE_S or is_coming_up(folder.path) else SessionState.OVER
-    if detached.is_up(folder):
-        return SessionState.UP
-    return SessionState.LOST if detached.is_detached(folder) and not detached.over(folder) else SessionState.OVER
 
 
 def _idle_s(folder: Path) -> float:
@@ -169,8 +159,8 @@ def _idle_s(folder: Path) -> float:
     return max(0.0, time.time() - newest)
 
 
-def _show_age(seconds: float) -> str:
-    return f"{seconds / _DAY_S:.0f} d" if seconds >= 2 * _DAY_S else show_seconds(seconds)
+def _show_age(seconds: float, form: str, days: str) -> str:
+    return f"{seconds / _DAY_S:{form}} {days}" if seconds >= 2 * _DAY_S else show_seconds(seconds)
 
 
 # ---- stoker caches
@@ -180,8 +170,6 @@ _HOW = "for the next session; old files leave by themselves; to remove all now: 
 
 
 class CacheContents(msgspec.Struct, frozen=True):
-    """The caches of pilots in one folder of this host, and how much was removed."""
-
     host: str
     folder: str
     bytes: int
@@ -193,16 +181,19 @@ class CacheContents(msgspec.Struct, frozen=True):
 @click.option("--scratch", metavar="DIR", default="", help="Look in this folder: [pilot] scratch of the site file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
-    """Show what pilots keep on this machine for the next session: files that they fetched, environments.
+    """Show the files that pilots keep on this machine for the next session: fetched objects and environments.
 
-    It is bounded ([pilot] cache_size), and leaves by itself when no program has used it for long (cache_age). For a
-    compute node run it there: srun -w n014 stoker caches --clear
+    Their size has a limit ([pilot] cache_size), and they leave when no program has used them for a time (cache_age).
+    For a compute node run it there: srun -w n014 stoker caches --clear
     """
     kept = inspect_caches(scratch, clear=clear)
     if as_json:
         console.json(kept)
     else:
-        console.lines(render_caches(kept, clear=clear))
+        where, size = f"{kept.folder} on {kept.host}", show_bytes(kept.bytes)
+        rest = f"; {size} are in use" if kept.bytes else ""
+        removed = f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"
+        console.lines([removed] if clear else [f"{where}: {size}", *([_HOW] if kept.bytes else [])])
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
@@ -230,27 +221,14 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     return CacheContents(socket.gethostname(), str(base), after, before - after)
 
 
-def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
-    """Return the lines of `stoker caches`."""
-    where = f"{kept.folder} on {kept.host}"
-    if clear:
-        rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""
-        return [f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"]
-    return [f"{where}: {show_bytes(kept.bytes)}", *([_HOW] if kept.bytes else [])]
-
-
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return what a session of these sites leaves on purpose, for the user who ends it."""
+    """Return what a session of these sites leaves on purpose."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"
-        ages.setdefault(_age(site.pilot.cache_age_s), []).append(place)
+        ages.setdefault(_show_age(site.pilot.cache_age_s, ".3g", "days"), []).append(place)
     return [
         f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
         f"and leave when they were not used for {age}; to remove them, run there: stoker caches --clear"
         for age, places in ages.items()
     ]
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds / _DAY_S:.3g} days" if seconds >= 2 * _DAY_S else show_seconds(seconds)

@@ -1,4 +1,4 @@
-"""`stoker simulate`: its options, and nothing else: what a simulation needs is imported when one is wanted."""
+"""The options of `stoker simulate`; `simulating` is imported only for a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of `stoker simulate`: run a scenario under one or several policies, show progress, compare the policies."""
+"""The work of `stoker simulate`: run a scenario under one or several policies, and compare them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from stoker.manager.live.session_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
 from stoker.manager.sim.families import contexts_named
-from stoker.manager.sim.workload import SweepCalls, Workload, contexts_of
+from stoker.manager.sim.workload import SweepCalls, contexts_of
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import (
     SPEED,
@@ -44,12 +44,15 @@ from stoker.units import show_seconds
 
 
 _NARROW = 0.02
-"""An interval up to this share of its mean is narrow enough for most questions."""
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
     """Return one line per policy: means with half widths of their 95 % intervals, without empty columns."""
-    shown = [column for column in columns if _says_something(rows, column)]
+    shown = []
+    for column in columns:
+        found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
+        if any(each.mean or each.half_width for each in found) if column.may_lack else found:
+            shown.append(column)
     titles = {column.key: column.title for column in shown}
     scales = {column.key: column.scale for column in shown}
     if any(SPEED in row.estimates for row in rows):
@@ -66,7 +69,6 @@ def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
 
 
 def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
-    """`578 ± 12`: significant digits only; a dash without a number."""
     if found is None:
         return "–"
     mean, half_width = found.mean * scale, (found.half_width or 0.0) * scale
@@ -77,33 +79,20 @@ def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
 
 
 def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
-    """Return what the table does and does not show, in sentences."""
     out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
         if row.cut_off:
             end = show_seconds(scenario.until_s)
             out.append(f"{label(row.policy)}: {row.cut_off} of {row.runs} runs were cut off after {end} (until)")
         if row.failed_calls:
-            why: Counter[str] = Counter()
-            for run in runs:
-                if run.policy == row.policy:
-                    why.update(run.outcome.failed)
+            why: Counter[str] = sum((Counter(r.outcome.failed) for r in runs if r.policy == row.policy), Counter())
             reason, _ = why.most_common(1)[0]
             failed = f"{row.failed_calls:,} calls failed"
             out.append(f"{label(row.policy)}: {failed}, most of them for this reason: {reason}")
     return out
 
 
-def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
-    """Return how long the simulations took."""
-    events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
-    rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
-    many = f"{jobs} processes" if jobs > 1 else "one process"
-    return f"{count(len(runs), 'run')} in {show_seconds(wall_s)} on {many}{rate}"
-
-
 def written(what: WrittenFiles) -> str:
-    """Return the line about a written file."""
     if not what.paths:
         return f"  {what.what:9} none: {what.about}"
     first = what.paths[0]
@@ -123,13 +112,10 @@ def next_steps(
     *,
     asked: Sequence[str],
     folder: Path,
-    known: Sequence[str],
 ) -> list[str]:
-    """Return commands to try next. `asked`: the command so far, without the scenario's own policies; `known`: the
-    shipped policies."""
     simulate = ["stoker", "simulate", *asked]
     steps: list[tuple[list[str], str]] = []
-    others = [policy for policy in known if policy not in {row.policy for row in rows}]
+    others = [policy for policy in SHIPPED if policy not in {row.policy for row in rows}]
     if len(rows) == 1 and others:
         more = f"beside another one; or {', '.join(others[1:])}" if others[1:] else "beside another one"
         this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
@@ -152,13 +138,7 @@ def next_steps(
 
 
 def count(number: int, noun: str) -> str:
-    """`1 run`, `10 runs`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _says_something(rows: Sequence[PolicyRow], column: Column) -> bool:
-    found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
-    return any(each.mean or each.half_width for each in found) if column.may_lack else bool(found)
 
 
 # ---- progress
@@ -169,11 +149,11 @@ _LINE_EVERY_S = 10.0
 _FEW = 20
 """Up to this many runs get one line each."""
 _FROM = 0.03
-"""The share that must be done before the time left is shown."""
+"""The share done before the time left is shown."""
 
 
 class SimulationProgress:
-    """How many runs are done and how far the others are. `bar`: False on a pipe, where each run gets a line."""
+    """The progress of all runs. `bar`: None on a pipe, where each run gets a line."""
 
     def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
@@ -185,13 +165,11 @@ class SimulationProgress:
         self.bar = console.progress_bar("runs", total=total, facts=self._facts, below=self._runs) if shown else None
 
     def goes_on(self, policy: str, seed: int, now_s: float, ended: int) -> None:
-        """A run has reached `now_s` of its time and has `ended` calls."""
         self._going[policy, seed] = now_s, ended
         if self.bar is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
             self._draw(self.bar)
 
     def done(self, run: FinishedRun) -> None:
-        """A run is done."""
         self._done += 1
         self._going.pop((run.policy, run.seed), None)
         if self.bar is not None:
@@ -223,7 +201,7 @@ class SimulationProgress:
         return lines
 
     def _part(self) -> float:
-        """The share that is done. Runs that go on count if their number of calls is known."""
+        """Return the share that is done. Unfinished runs count if their number of calls is known."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
@@ -231,15 +209,6 @@ class SimulationProgress:
         part = self._part()
         passed_s = time.monotonic() - self._began
         return show_seconds(passed_s * (1 - part) / part) if _FROM < part < 1 else ""
-
-
-@contextlib.contextmanager
-def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[SimulationProgress]:
-    """Show how far `total` runs are while the block runs; `quiet`: stdout is for something else."""
-    calls = -(-workload.inputs // workload.items) if isinstance(workload, SweepCalls) else 0
-    shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())
-    with shown.bar or contextlib.nullcontext():
-        yield shown
 
 
 # ---- runs
@@ -252,7 +221,7 @@ _FIRST = "static-pool"
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """The user's request. Empty and None mean: as in the scenario, or all cores."""
+    """The user's request. Empty and None: the scenario's value, or all cores."""
 
     given: str
     policies: tuple[str, ...] = ()
@@ -263,21 +232,17 @@ class SimulationRequest(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """Return the words of a command for the same world and policies."""
         options = [("--set", change) for change in self.changes] + [("--policy", policy) for policy in self.policies]
         return [self.given, *(word for option in options for word in option)]
 
 
 class SimulationPlan(msgspec.Struct, frozen=True):
-    """The scenario to simulate, the output folder, and the number of parallel runs."""
-
     scenario: Scenario
     folder: Path
     jobs: int
 
     @property
     def total(self) -> int:
-        """The number of runs."""
         return len(self.scenario.policies) * self.scenario.seeds
 
 
@@ -325,9 +290,19 @@ def _plan(asked: SimulationRequest) -> SimulationPlan:
 
 def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
     scenario, done, began = plan.scenario, SimulationOutcome([]), time.monotonic()
-    with progress(scenario.workload, total=plan.total, quiet=quiet) as shown:
+    work = scenario.workload
+    calls = -(-work.inputs // work.items) if isinstance(work, SweepCalls) else 0
+    shown = SimulationProgress(total=plan.total, calls=calls, shown=not quiet and console.is_terminal())
+    going = run_all(
+        scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=plan.folder / run_folder.LOGS,
+        jobs=plan.jobs, tell=shown.goes_on,
+    )  # fmt: skip
+    with shown.bar or contextlib.nullcontext():
         try:
-            _collect(plan, done.runs, shown)
+            with contextlib.closing(going):
+                for run in going:
+                    done.runs.append(run)
+                    shown.done(run)
         except (KeyboardInterrupt, StokerError) as stopped:
             done.stopped = stopped
     place = {policy: number for number, policy in enumerate(scenario.policies)}
@@ -336,20 +311,7 @@ def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
     return done
 
 
-def _collect(plan: SimulationPlan, runs: list[FinishedRun], shown: SimulationProgress) -> None:
-    scenario = plan.scenario
-    going = run_all(
-        scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=plan.folder / run_folder.LOGS,
-        jobs=plan.jobs, tell=shown.goes_on,
-    )  # fmt: skip
-    with contextlib.closing(going):
-        for run in going:
-            runs.append(run)
-            shown.done(run)
-
-
 def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
-    """Write the table and all files, also after an early stop."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
     all_at_once = isinstance(scenario.workload, SweepCalls)
@@ -362,14 +324,14 @@ def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutc
     if len(runs) < plan.total:
         console.line(f"stopped: {len(runs)} of {count(plan.total, 'run')} were done, and are kept")
     notes = notes_on(runs, rows, scenario)
-    took = summary(runs, wall_s=done.wall_s, jobs=plan.jobs)
+    events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
+    rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
+    many = f"{plan.jobs} processes" if plan.jobs > 1 else "one process"
+    took = f"{count(len(runs), 'run')} in {show_seconds(done.wall_s)} on {many}{rate}"
     console.lines(["", *table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
     for each in run_folder.write(plan.folder, scenario, runs, results):
         console.line(written(each))
-    steps = next_steps(
-        scenario, runs, rows, asked=asked.words, folder=plan.folder, known=tuple(SHIPPED)
-    )  # fmt: skip
-    console.lines(["", *steps])
+    console.lines(["", *next_steps(scenario, runs, rows, asked=asked.words, folder=plan.folder)])
 
 
 def _header(plan: SimulationPlan) -> list[str]:
@@ -384,29 +346,16 @@ def _header(plan: SimulationPlan) -> list[str]:
 
 
 def show_known(*, as_json: bool) -> None:
-    """List the scenarios and policies that ship."""
-    if as_json:
-        console.json(_shipped_names())
-    else:
-        console.lines(_listed())
-
-
-def _shipped_names() -> dict[str, dict[str, str]]:
-    return {
+    known = {
         "scenarios": {name: load_scenario(path).about for name, path in shipped().items()},
         "policies": {policy.name: policy.about for policy in SHIPPED.values()},
     }
-
-
-def _listed() -> list[str]:
-    known = _shipped_names()
-    out = []
+    if as_json:
+        console.json(known)
+        return
     for kind, entries in known.items():
         wide = max(map(len, entries))
-        out += [kind, *(f"  {name:{wide}}  {about}" for name, about in entries.items()), ""]
+        console.lines([kind, *(f"  {name:{wide}}  {about}" for name, about in entries.items()), ""])
     example = min(known["scenarios"], key=lambda name: name != _FIRST)
-    return [
-        *out,
-        f"next: stoker simulate {example} --seeds 3",
-        f"      a scenario of your own begins as a copy of one: {shipped()[example]}",
-    ]
+    console.line(f"next: stoker simulate {example} --seeds 3")
+    console.line(f"      a scenario of your own begins as a copy of one: {shipped()[example]}")

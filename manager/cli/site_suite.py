@@ -1,13 +1,14 @@
-"""The site suite for `stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, show the verdicts."""
+"""`stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, show the verdicts."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,6 @@ from stoker.units import show_seconds
 
 
 class PromiseVerdict(enum.Enum):
-    """How a promise ended."""
-
     HOLDS = "holds"
     FAILS = "fails"
     NOT_TRIED = "not tried"
@@ -30,8 +29,6 @@ _WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerd
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
-    """One promise. `why`: a sentence if it fails or was not tried; `log`: a folder; `took_s` in seconds."""
-
     title: str
     verdict: PromiseVerdict
     took_s: float = 0.0
@@ -41,8 +38,6 @@ class TriedPromise(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """The result of a run. `machines`: hosts of its pilots; `troubles`: their complaints; `took_s` in seconds."""
-
     site: str
     provider: str
     machines: tuple[str, ...] = ()
@@ -54,14 +49,13 @@ class SiteReport(msgspec.Struct, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """True if the run finished, a promise holds and none fails."""
         verdicts = {each.verdict for each in self.promises}
         return not self.interrupted and PromiseVerdict.HOLDS in verdicts and PromiseVerdict.FAILS not in verdicts
 
 
 def render(report: SiteReport) -> list[str]:
-    """Return the lines of the page."""
-    out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
+    found = [", ".join(report.machines) or "no pilot came", ", ".join(report.devices)]
+    out = [" · ".join(filter(None, [f"site {report.site}", report.provider, *found])), ""]
     out += [f"  warn  {trouble}" for trouble in report.troubles]
     for verdict in PromiseVerdict:
         for promise in report.promises:
@@ -71,7 +65,6 @@ def render(report: SiteReport) -> list[str]:
 
 
 def line_of(promise: TriedPromise) -> list[str]:
-    """Return the lines of one promise."""
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
     if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
@@ -80,12 +73,6 @@ def line_of(promise: TriedPromise) -> list[str]:
         return [f"{word}: not tried: {first}", *_indented(more)]
     told = [first, *more, promise.remedy, f"log: {promise.log}" if promise.log else ""]
     return [f"{word} · {show_seconds(promise.took_s)}", *_indented(told)]
-
-
-def _found(report: SiteReport) -> Iterator[str]:
-    yield ", ".join(report.machines) or "no pilot came"
-    if report.devices:
-        yield ", ".join(report.devices)
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -109,7 +96,7 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest: an expression that it cannot read, and no test that matches."""
+"""Exit codes of pytest: an unreadable expression, no matching test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
@@ -120,8 +107,13 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
-            process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=_environ())
-            _wait(process)
+            # Options and plugins for the user's own tests are left out.
+            kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+            environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
+            while process.returncode is None:  # Ctrl-C also reaches the suite, which writes its page before it ends
+                with contextlib.suppress(KeyboardInterrupt):
+                    process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
             raise StokerError(
                 f"no test of the site suite matches -k {chosen!r}; it takes parts of names, as in -k 'snapshot or gang'"
@@ -142,19 +134,3 @@ def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> li
     if wait_s is not None:
         words += ["--site-wait", f"{wait_s:g} s"]
     return [*words, "-k", chosen] if chosen else words
-
-
-def _environ() -> dict[str, str]:
-    """Leave out options and plugins for the user's own tests."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the suite. Ctrl-C also reaches the suite, which writes its page before it ends."""
-    while True:
-        try:
-            process.wait()
-            return
-        except KeyboardInterrupt:
-            continue

@@ -1,6 +1,5 @@
-"""`stoker status` shows a session in a dozen lines. `stoker attach` follows a session that is up, from any login node,
-and starts its manager again if that has died.
-"""
+"""`stoker status` shows a session in a dozen lines. `stoker attach` follows one and restarts its manager if that has
+died."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from stoker.site import Site
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0
-"""In a log, facts are repeated only when they have changed (`log_lines`)."""
 
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
@@ -34,8 +32,8 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates are of the last half minute. Without a pilot the forecast counts from when the first one is here.
-    With the name of a detached run: its state, and the session that it has loaded.
+    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first one. With the
+    name of a detached run: its state, and the session that it has loaded.
     """
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
@@ -68,8 +66,8 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session shown again and again: redrawn on a terminal, only what is new elsewhere. `policy`: its policies if not
-    the default; `folder`: where its gateways leave their notes, if they are to be shown."""
+    """A session redrawn on a terminal; only changes elsewhere. `folder`: the place of its gateways' notes, if they are
+    shown."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -79,7 +77,6 @@ class StatusPicture:
         self._trouble = ""
 
     def show(self, status: Status) -> None:
-        """Show this status."""
         if console.is_terminal():
             served = _served(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
@@ -88,7 +85,6 @@ class StatusPicture:
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
-        """Show why the session cannot be asked."""
         if console.is_terminal():
             self._place.show([text])
         elif text != self._trouble:
@@ -97,8 +93,8 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return the lines for a log: all if pilots, blocks or contexts have changed, one line if only calls have, else
-    none."""
+    """Return all lines if pilots, blocks or contexts have changed, one line for changes of calls, else an empty
+    list."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -125,14 +121,12 @@ def _served(folder: SessionFolder, status: Status) -> list[str]:
 
 
 def policy_of(folder: SessionFolder) -> str:
-    """Return the session's policies in words; empty for the default ones."""
     from stoker.manager.live.session_policies import policy_in_words
 
     return policy_in_words(folder)
 
 
 def watch_every_s() -> float:
-    """Return the seconds between two looks at a watched session."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
@@ -152,19 +146,19 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds in which the parent of a dead manager starts it again; until then this command does not."""
+"""Seconds in which the parent of a dead manager restarts it."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
+    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then each change.
 
     With the name of a detached run (stoker run --detach): print its log until it ends, and exit with its exit status.
     Ctrl-C leaves it running.
 
-    A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
-    have ended are not run again.
+    If its manager has died, start it again here from its journal: running calls continue, and ended calls do not run
+    again.
     """
     if run := runs.named_run(session):
         runs.follow(run)
@@ -181,8 +175,8 @@ def attach(*, session: str) -> None:
 
 
 def revive(folder: SessionFolder) -> None:
-    """Make sure that the session has a manager. Raises SessionEndedError if it is over, SessionError if none can be
-    started."""
+    """Start the manager of a session if it has none. Raises SessionEndedError if it is over, SessionError if that
+    fails."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -195,8 +189,8 @@ def revive(folder: SessionFolder) -> None:
 
 
 def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return which pilots cannot find a moved manager, in words; empty if all can. They look in the session's folder,
-    and pilots without shared files have only a copy of it."""
+    """Return a warning about pilots that cannot find a moved manager: those without shared files have only a copy of
+    the session's folder."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
@@ -208,14 +202,11 @@ def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
 
 
 class AttachedPicture:
-    """A view of a session across restarts of its manager. `last`: the last status."""
-
     def __init__(self, folder: SessionFolder) -> None:
         self.last: Status | None = None
         self._folder = folder
 
     def run(self) -> None:
-        """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
             picture = StatusPicture(place, policy=policy_of(self._folder), folder=self._folder)
             while True:
@@ -239,7 +230,6 @@ class AttachedPicture:
 
 
 def leave(last: Status | None, *, name: str, stays: bool) -> str:
-    """Return the message for a user who leaves a session. `stays`: it outlives its program."""
     count = 0 if last is None else last.running + last.queued
     calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
     if not stays:

@@ -1,7 +1,4 @@
-"""What `stoker init` and `doctor` find around this host: its batch system, queues, networks and shared file systems.
-
-Functions called `read_...` parse what a command printed. They are pure.
-"""
+"""The batch system, queues, networks and shared file systems around this host, for `stoker init` and `doctor`."""
 
 from __future__ import annotations
 
@@ -27,14 +24,15 @@ from stoker.site import ProviderKind
 
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
+_MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""The share of a node's memory for jobs; the system needs the rest."""
+"""The share of a node's memory for jobs."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """`count` GPUs of a type per node, on `nodes` nodes of a partition. The type may be empty."""
+    """`count` GPUs per node, on `nodes` nodes of a partition. The type may be empty."""
 
     type: str
     count: int
@@ -46,9 +44,8 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition. `limit_s`: its walltime limit (0 = none). `cores`, `memory_bytes`: of its smallest node.
-    `gpu_cores`, `gpu_memory_bytes`: its defaults per GPU. `most_memory_bytes`: the limit per node; `core_memory_bytes`:
-    the limit per core (0 = not stated)."""
+    """A partition; 0 is no limit or not stated. `cores`, `memory_bytes`: of its smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: its defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
 
     name: str
     default: bool = False
@@ -66,8 +63,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Return cores and memory for a pilot: the share of one GPU of the smallest node, or the smallest node without
-        GPUs, within the limits of the partition."""
+        """Cores and memory for a pilot: the share of one GPU of the smallest node, else the smallest node, within the
+        limits of the partition."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -76,12 +73,11 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def gpu_count(self) -> int:
-        """GPUs on all nodes."""
         return sum(each.count * each.nodes for each in self.gpus)
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A cluster as this user sees it. `preempts`: jobs of one partition may preempt those of another."""
+    """A cluster as this user sees it. `preempts`: partitions preempt each other."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -90,55 +86,69 @@ class Slurm(msgspec.Struct, frozen=True):
     trouble: str = ""
 
     def is_preemptible(self, partition: Partition) -> bool:
-        """True if jobs there may lose their nodes to another partition."""
         above = any(other.tier > partition.tier for other in self.partitions)
         return self.preempts and above and partition.preempt not in ("", "OFF")
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Ask the commands of this host. What cannot be asked is left out; `trouble` is the first error."""
+    """Ask the commands of this host. `trouble` is the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
         if said.code:
             return Slurm(version, trouble=said.words)
-        partitions = read_partitions(said.out)
         shown = run(PARTITIONS)
-        partitions = [_with_grants(each, shown.out) for each in partitions] if not shown.code else partitions
         config = run(("scontrol", "show", "config"))
         associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
     except BatchTrouble as trouble:
         return Slurm(trouble=str(trouble))
+    accounts = associations.out.split() if not associations.code else []
+    preempts = re.search(r"^PreemptType\s*=\s*(\S+)", config.out, re.MULTILINE)
     return Slurm(
         version=version,
-        partitions=tuple(partitions),
-        accounts=tuple(read_accounts(associations.out)) if not associations.code else (),
-        preempts=read_preempts(config.out),
+        partitions=tuple(read_partitions(said.out, "" if shown.code else shown.out)),
+        accounts=tuple(dict.fromkeys(accounts)),
+        preempts=preempts is not None and preempts[1] not in ("preempt/none", "(null)"),
     )
 
 
-def read_partitions(text: str) -> list[Partition]:
-    """Return the partitions that are up. `sinfo` prints one line per kind of node."""
+def read_partitions(text: str, shown: str) -> list[Partition]:
+    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
+    --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
         if len(fields) != 9 or fields[1] != "up":
             continue
-        name, _, limit, nodes, cores, memory, gres, tier, preempt = fields
-        here = tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres))
+        title, _, limit, nodes, cores, memory, gres, tier, preempt = fields
+        name = title.rstrip("*")
+        grants = next((line for line in shown.splitlines() if f"PartitionName={name} " in f"{line} "), "")
+        granted = {key: _number(value) for key, value in re.findall(r"(\w+)=(\d+)\b", grants)}
         new = Partition(
-            name=name.rstrip("*"),
-            default=name.endswith("*"),
+            name=name,
+            default=title.endswith("*"),
             limit_s=read_limit(limit),
             nodes=_number(nodes),
             cores=_number(cores),
-            memory_bytes=_number(memory) * 1024 * 1024,
-            gpus=here,
+            memory_bytes=_number(memory) * _MIB,
+            gpus=tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres)),
             tier=_number(tier),
             preempt=preempt.upper(),
+            gpu_cores=granted.get("DefCpuPerGPU", 0),
+            gpu_memory_bytes=granted.get("DefMemPerGPU", 0) * _MIB,
+            most_memory_bytes=granted.get("MaxMemPerNode", 0) * _MIB,
+            core_memory_bytes=granted.get("MaxMemPerCPU", 0) * _MIB,
         )
-        before = found.get(new.name)
-        found[new.name] = new if before is None else _together(before, new)
+        before = found.get(name)
+        if before is not None:
+            new = msgspec.structs.replace(
+                before,
+                nodes=before.nodes + new.nodes,
+                cores=min(before.cores, new.cores),
+                memory_bytes=min(before.memory_bytes, new.memory_bytes),
+                gpus=before.gpus + new.gpus,
+            )
+        found[name] = new
     return list(found.values())
 
 
@@ -162,41 +172,6 @@ def read_limit(text: str) -> float:
     return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
-def read_accounts(text: str) -> list[str]:
-    """Return the distinct accounts of `sacctmgr -nP show assoc ... format=account`."""
-    return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-
-
-def read_preempts(text: str) -> bool:
-    """True if `scontrol show config` says that partitions preempt each other."""
-    found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
-    return found is not None and found[1] not in ("preempt/none", "(null)")
-
-
-def _with_grants(partition: Partition, text: str) -> Partition:
-    """Add what `scontrol show partition --oneliner` says about grants and limits."""
-    line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
-    found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
-    per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
-    return msgspec.structs.replace(
-        partition,
-        gpu_memory_bytes=per_gpu[0] * 1024**2,
-        gpu_cores=per_gpu[1],
-        most_memory_bytes=found.get("MaxMemPerNode", 0) * 1024**2,
-        core_memory_bytes=found.get("MaxMemPerCPU", 0) * 1024**2,
-    )
-
-
-def _together(one: Partition, other: Partition) -> Partition:
-    return msgspec.structs.replace(
-        one,
-        nodes=one.nodes + other.nodes,
-        cores=min(one.cores, other.cores),
-        memory_bytes=min(one.memory_bytes, other.memory_bytes),
-        gpus=one.gpus + other.gpus,
-    )
-
-
 def _number(text: str) -> int:
     found = re.match(r"\d+", text)
     return int(found[0]) if found else 0
@@ -214,44 +189,27 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""Submit commands to look for on PATH, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has
-`qconf`."""
+"""Submit commands, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has `qconf`."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
 _FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
-"""Prefixes of fast network interfaces."""
 _NETWORK_FILES = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "afs",
-    "panfs",
-    "orangefs",
-    "glusterfs",
-    "fuse.",
-    "smb",
-    "cifs",
-)
-"""Prefixes of file system types that several hosts share."""
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "orangefs", "glusterfs", "fuse.", "smb", "cifs",
+)  # fmt: skip
 _SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
 class ScratchPlace(msgspec.Struct, frozen=True):
-    """A folder for big files, and its free space."""
-
     path: str
     free_bytes: int
     shared: bool
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. `user_domain`: it runs jobs as their owners if the submitting host has the same
-    domain, else as its slot users or nobody."""
+    """A machine of HTCondor's pool. With another `user_domain` than the host it runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -260,8 +218,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What was found. `home_shared`: the state folder is on a shared file system. `user_domain`: this host's UID_DOMAIN
-    for HTCondor."""
+    """The host. `home_shared`: the state folder is on a shared file system."""
 
     host: str
     user: str
@@ -280,12 +237,11 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than that of the host's name; empty if there is none."""
+        """A network that is faster than the one of the host's name, or empty."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
 def inspect_host() -> HostFacts:
-    """Inspect this host without submitting anything. No command takes longer than COMMAND_LIMIT_S."""
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
@@ -303,9 +259,9 @@ def inspect_host() -> HostFacts:
         command=command,
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
-        queues=tuple(_ask_queues(run, kind)),
+        queues=tuple(read_queues(_said(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
         nodes=tuple(read_nodes(_said(run, _NODES))) if kind is ProviderKind.CONDOR else (),
-        user_domain=_said(run, _DOMAIN).strip() if kind is ProviderKind.CONDOR else "",
+        user_domain=_said(run, ("condor_config_val", "UID_DOMAIN")).strip() if kind is ProviderKind.CONDOR else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -315,22 +271,15 @@ def inspect_host() -> HostFacts:
 
 
 def is_shared(path: Path) -> bool:
-    """True if a folder (it may not exist yet) is on a shared file system, by the type's name."""
-    return file_system(path, {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}).startswith(
-        _NETWORK_FILES
-    )
+    mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    return file_system(path, mounts).startswith(_NETWORK_FILES)
 
 
 def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    """Return the type of the file system of a folder, from the mounts."""
-    for place in (path, *path.parents):
-        if str(place) in mounts:
-            return mounts[str(place)]
-    return ""
+    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
 
 
 def scratch_places() -> list[ScratchPlace]:
-    """Return usual folders for big files: those that the environment names, and /scratch of this user."""
     paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]
@@ -364,15 +313,9 @@ _NODES = (
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
 """Of slots: with `-startd`, HTCondor 25 shows daemons, which have none of these."""
-_DOMAIN = ("condor_config_val", "UID_DOMAIN")
-
-
-def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKind) -> list[str]:
-    return read_queues(_said(run, _QUEUES[kind]), kind) if kind in _QUEUES else []
 
 
 def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
-    """The output of a command; empty if it fails."""
     try:
         said = run(command)
     except BatchTrouble:

@@ -26,9 +26,8 @@ from stoker.units import parse_seconds
 
 
 _ANSWER_S = 20.0
-"""Seconds to wait for the batch systems' answer to the first blocks."""
 _REASONS_S = 5.0
-"""Seconds to wait for the reasons of pending blocks: batch systems report them at the next query."""
+"""Batch systems report reasons of pending blocks at the next query."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
@@ -53,19 +52,12 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
             time.sleep(_ASK_EVERY_S)
 
 
-def nothing_came(status: Status) -> bool:
-    """True if blocks have ended and nothing else is there."""
-    return bool(status.ended_blocks) and not status.jobs and not status.pilots
-
-
 def refused(status: Status) -> bool:
-    """True if everything that was submitted was refused."""
     taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
     return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
 
 
 def story(folder: SessionFolder) -> str:
-    """Return what happened to the first block."""
     with Observer(folder) as observer:
         return observer.story("b1").headline
 
@@ -74,7 +66,6 @@ def story(folder: SessionFolder) -> str:
 
 
 _END_S = 60.0
-"""Seconds to wait until a refused session has ended."""
 
 
 @click.command(short_help="Start a session that outlives programs.")
@@ -85,20 +76,25 @@ _END_S = 60.0
 @click.option("--no-wait", is_flag=True, help="Do not wait for the first blocks, and stay up even if they are refused.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
-    """Start a session that stays: its manager, and pilots of the SITE files (none: this machine).
+    """Start a session that stays: its manager, and pilots of the SITE files (default: this machine).
 
     Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, one after another or at the same
-    time, and find hot what an earlier one has loaded. It goes on when they leave, and when you log out; `stoker down`
-    ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch system
-    refuses the first block the session is ended again, and its words are told.
+    time, and find the contexts of earlier programs hot. It stays up when they leave, and when you log out; `stoker
+    down` ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch
+    system refuses the first block, the session ends again, and the reason is shown.
     """
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
-    _check_place(folder)
+    path = Path(folder)  # the folder of a session that fails to start is removed, so it must be empty before
+    if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
+        raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")
     for note in doctor_site.refuse(wanted):
         console.note(note)
     if dry_run:
-        _dry_run(wanted)
+        shown = [doctor_site.show(site) for site in wanted]
+        console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
+        if any(each.refused for each in shown):
+            raise click.exceptions.Exit(1)
         return
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     try:
@@ -113,7 +109,8 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         raise
     if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
-    why = story(made) if nothing_came(status) else ""
+    ended = status.ended_blocks and not status.jobs and not status.pilots
+    why = story(made) if ended else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -122,20 +119,12 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         raise click.exceptions.Exit(1)
 
 
-def _dry_run(sites: Sequence[Site]) -> None:
-    """Show what would be submitted for each site; fail if a batch system would not take it."""
-    shown = [doctor_site.show(site) for site in sites]
-    console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
-    if any(each.refused for each in shown):
-        raise click.exceptions.Exit(1)
-
-
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    """End a session whose first block was refused, and raise its reason."""
     why = story(folder)
-    words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
+    named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
+    words = f"{next(named, 'the batch system')} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
     remains = down.wait_until_gone(folder, status, wait_s=_END_S, waiting=console.note)
     if as_json:
@@ -149,11 +138,6 @@ def _refused(
         f"what was tried: stoker logs factory {status.session}; to stay up and go on trying: {again} --no-wait",
     ]
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
-
-
-def _who_refused(why: str, sites: Sequence[Site]) -> str:
-    named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
-    return next(named, "the batch system")
 
 
 def render(
@@ -208,13 +192,6 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
         else:
             told.append(f"{blocks} asked of {where}")
     return told
-
-
-def _check_place(folder: str) -> None:
-    """The folder of a session that fails to start is removed, so it must be empty before."""
-    path = Path(folder)
-    if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
-        raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")
 
 
 def _idle(text: str) -> float:

@@ -1,38 +1,242 @@
-"""Which files travel: the packages of this environment, and the interpreter that it runs on.
+"""The parts of this Python environment, a key that names its state, and the files of it that travel.
 
-Both archives hold the layout of a virtual environment, because that is what a node makes of them:
+4 places hold packages: the `site-packages` folders on `sys.path`; source folders that an editable install names in a
+`.pth` file; folders that its import hook maps; and folders of `PYTHONPATH` filled by `pip install --target`. Of two
+packages with one name the earlier counts, as in an import.
+
+The key covers Python, each distribution with its version and its RECORD (digests of its files), the names at the top of
+each folder, and the length and time of each file of editable sources. It misses an installed file edited by hand.
+
+An archive has the layout of a virtual environment:
 
     lib/python3.11/site-packages/    every package, editable ones from their sources
-    bin/                             programs of the environment; their first line finds the Python beside them
+    bin/                             programs of the environment; their first line finds the Python next to them
     lib/, share/, ...                of a conda environment: libraries and data that its packages need
     base/bin/python3.11              the interpreter with its standard library, where it travels
     base/lib/python3.11/
     base/lib/bundled/                shared libraries of this system that it needs, for nodes that lack them
 
-Compiled bytecode goes along when it is up to date: without it every new node would compile PyTorch again, for tens of
-seconds. It notes when its source was changed, and in the archive every file has the same time, so that one environment
-always gives the same bytes. The standard library's tests and its graphical parts stay here.
+Up-to-date bytecode goes along, because a new node would compile PyTorch for tens of seconds. In the archive every file
+has the same time, so that one environment always gives the same bytes. The standard library's tests and graphical parts
+are left out.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+from urllib.parse import unquote, urlparse
 
+import msgspec
+
+from stoker.contexts.user_code import recorded_folders
 from stoker.errors import ConfigError
-from stoker.manager.environment.installed import FoundFile, Installed, files_below
 from stoker.protocol.session import PYTHON
 
+# ---- installed
+
+
+# ---- files below a folder
+
+
+SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
+
+
+class FoundFile(NamedTuple):
+    """A file. `link`: the target of a link within the folder; other links are followed."""
+
+    name: str
+    path: str
+    facts: os.stat_result
+    link: str = ""
+
+
+Skip = Callable[[str], object]
+
+
+def files_below(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
+    """Yield every file, sorted by name. `skip` gets relative names. Unreadable files and loops are left out."""
+    root = os.path.realpath(folder)
+    yield from _walk(root, root, "", skip, frozenset({root}))
+
+
+def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]) -> Iterator[FoundFile]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        name = prefix + entry.name
+        if entry.name in SKIPPED or skip(name):
+            continue
+        try:
+            link = os.readlink(entry.path) if entry.is_symlink() else ""
+            if link and not os.path.isabs(link) and _leads_inside(entry.path, root):
+                yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
+            elif entry.is_dir():
+                real = os.path.realpath(entry.path)
+                if real not in above:
+                    yield from _walk(root, entry.path, name + "/", skip, above | {real})
+            elif entry.is_file():
+                yield FoundFile(name, entry.path, entry.stat())
+        except OSError:  # a link to nothing, a file that has just gone
+            continue
+
+
+def _leads_inside(path: str, root: str) -> bool:
+    return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
+
+
+def listing_digest(path: str) -> str:
+    if not os.path.isdir(path):
+        facts = os.stat(path)
+        return hashlib.sha256(f"{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
+    lines = (f"{each.name}\0{each.facts.st_size}\0{each.facts.st_mtime_ns}\0" for each in files_below(path))
+    return hashlib.sha256("".join(lines).encode(errors="replace")).hexdigest()
+
+
+# ---- the environment
+
+
+_FORMAT = "stoker-environment-1"
+"""Change it if the archive of the same environment changes."""
+
+
+class Editable(msgspec.Struct, frozen=True):
+    """A package or module used from its source folder. `is_first`: it hides the same name in `site-packages`."""
+
+    name: str
+    path: str
+    is_first: bool = False
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """This environment. `scripts`: the folder of its programs, or empty for the system's. `conda`: the prefix, or
+    empty."""
+
+    folders: tuple[str, ...]
+    editables: tuple[Editable, ...]
+    scripts: str
+    conda: str
+    key: str
+
+
+def this_environment() -> Installed:
+    """Return the environment of this process. Raises ConfigError for an editable install without its sources."""
+    known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    wanted = {os.path.realpath(folder) for folder in known}
+    on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
+    folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
+    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
+    _check_editables(folders, editables)
+    conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
+    return Installed(
+        folders=folders,
+        editables=editables,
+        scripts=sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else "",
+        conda=conda,
+        key=_key(folders, editables, conda),
+    )
+
+
+def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
+    for folder in folders:
+        for file in sorted(os.listdir(folder)):
+            if not file.endswith(".pth"):
+                continue
+            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
+                places = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
+            for place in places:
+                source = os.path.realpath(os.path.join(folder, place))
+                if not source.startswith(folder + os.sep) and os.path.isdir(source):
+                    yield from _importable(source)
+
+
+def _importable(folder: str) -> Iterator[Editable]:
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        stem, suffix = os.path.splitext(entry.name)
+        is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
+        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _holds_python(entry.path)):
+            yield Editable(entry.name, os.path.realpath(entry.path))
+
+
+def _targets() -> Iterator[Editable]:
+    places = [os.path.abspath(place) for place in sys.path if place]
+    first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
+    for folder, recorded in recorded_folders():
+        is_first = folder not in places[first_site:]
+        for name in sorted({os.path.relpath(path, folder).partition(os.sep)[0] for path in recorded}):
+            yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
+
+
+def _holds_python(folder: str) -> bool:
+    try:
+        return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _mapped() -> Iterator[Editable]:
+    for finder in sys.meta_path:
+        home = sys.modules.get(getattr(finder, "__module__", "") or "")
+        if home is not None and home.__name__.startswith("__editable__"):
+            for name, path in sorted(getattr(home, "MAPPING", {}).items()):
+                suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
+                yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+
+
+def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
+    for distribution in importlib.metadata.distributions(path=list(folders)):
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if not origin.get("dir_info", {}).get("editable"):
+            continue
+        source = os.path.realpath(unquote(urlparse(origin.get("url", "")).path))
+        names = set((distribution.read_text("top_level.txt") or "").split())
+        if not any(one.path.startswith(source + os.sep) or one.name.partition(".")[0] in names for one in editables):
+            name = distribution.metadata["Name"]
+            raise ConfigError(
+                f"the environment cannot travel: {name} is an editable install of {source} through a hook that Stoker"
+                f" does not know; install it plainly (pip install {source}) or without a build hook",
+                key="environment",
+            )
+
+
+def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) -> str:
+    parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
+    for place, folder in enumerate(folders):
+        parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
+    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # a file a package and build
+    records = []
+    for distribution in importlib.metadata.distributions(path=list(folders)):
+        record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
+        digest = hashlib.sha256(record.encode(errors="replace")).hexdigest()
+        records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
+    parts += sorted(records)
+    parts += [f"{one.name} {listing_digest(one.path)}" for one in editables]
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="replace")
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()[:32]
+
+
+# ---- members
+
+
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""The start of bytecode that is checked by the time and size of its source."""
+"""Bytecode that is checked by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -43,12 +247,10 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Parts of `lib` and `share` that are packed separately or serve only compilers and readers."""
+"""Parts that are packed separately or serve only compilers and readers."""
 
 
 class MemberKind(enum.Enum):
-    """How to pack a file."""
-
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
@@ -68,7 +270,6 @@ class ArchiveMember(NamedTuple):
 
 
 def package_members(installed: Installed) -> list[ArchiveMember]:
-    """Return everything importable except the standard library, and the environment's programs."""
     found: dict[str, ArchiveMember] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
@@ -84,21 +285,21 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
         if one.name in taken:
             if not one.is_first:
                 continue
-            found = {name: each for name, each in found.items() if not _is_of(name.removeprefix(packages), one.name)}
+            hidden = packages + one.name
+            kept = [name for name in found if name != hidden and not name.startswith(f"{hidden}/")]
+            found = {name: found[name] for name in kept}
         if os.path.isdir(one.path):
             new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
         else:
             new = [ArchiveMember(packages + one.name, one.path, os.path.getsize(one.path))]
         found.update((member.name, member) for member in new)
     others = list(_scripts(installed.scripts)) if installed.scripts else []
-    if installed.conda:
-        others += _conda_libraries(installed.conda)
+    for part in ("lib", "share", "ssl", "etc", "libexec") if installed.conda else ():
+        if os.path.isdir(os.path.join(installed.conda, part)):
+            place = os.path.join(installed.conda, part)
+            others += _members(place, prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
     found.update((member.name, member) for member in others)
     return sorted(found.values())
-
-
-def _is_of(name: str, top: str) -> bool:
-    return name == top or name.startswith(f"{top}/")
 
 
 def interpreter_members() -> list[ArchiveMember]:
@@ -121,9 +322,7 @@ def interpreter_members() -> list[ArchiveMember]:
     return sorted({member.name: member for member in members}.values())
 
 
-def _members(
-    folder: str, *, prefix: str, skip: Callable[[str], object] = lambda _name: False
-) -> Iterator[ArchiveMember]:
+def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> Iterator[ArchiveMember]:
     for file in files_below(folder, skip=skip):
         if file.link:
             yield ArchiveMember(prefix + file.name, file.link, 0, MemberKind.LINK)
@@ -132,14 +331,12 @@ def _members(
         yield ArchiveMember(prefix + file.name, file.path, file.facts.st_size, executable=executable)
         compiled = _bytecode(file) if file.name.endswith(".py") else None
         if compiled is not None:
-            above, _, _ = file.name.rpartition("/")
-            inside = f"{above}/__pycache__/" if above else "__pycache__/"
-            name = prefix + inside + os.path.basename(compiled)
+            above, slash, _ = file.name.rpartition("/")
+            name = f"{prefix}{above}{slash}__pycache__/{os.path.basename(compiled)}"
             yield ArchiveMember(name, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
 
 
 def _bytecode(source: FoundFile) -> str | None:
-    """The path of a source's up-to-date bytecode; None without."""
     compiled = importlib.util.cache_from_source(source.path)
     try:
         with open(compiled, "rb") as file:
@@ -149,13 +346,6 @@ def _bytecode(source: FoundFile) -> str | None:
     said = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
     is_now = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
     return compiled if head[:8] == _HEAD and said == is_now else None
-
-
-def _conda_libraries(prefix: str) -> Iterator[ArchiveMember]:
-    """Shared libraries and data of the prefix, which packages find relative to themselves."""
-    for part in ("lib", "share", "ssl", "etc", "libexec"):
-        if os.path.isdir(os.path.join(prefix, part)):
-            yield from _members(os.path.join(prefix, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
 
 
 def _scripts(folder: str) -> Iterator[ArchiveMember]:
@@ -168,13 +358,11 @@ def _scripts(folder: str) -> Iterator[ArchiveMember]:
 
 
 def _bundled(files: list[str]) -> Iterator[ArchiveMember]:
-    """Shared libraries of the system that these files load, except the C library."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return
     said = subprocess.run([ldd, *files], capture_output=True, text=True, errors="replace", check=False).stdout
     for name, path in sorted(set(re.findall(r"^\s+(\S+) => (/\S+) \(0x", said, re.MULTILINE))):
         if not _OF_LIBC.match(name):
-            yield ArchiveMember(
-                f"base/lib/bundled/{name}", os.path.realpath(path), os.path.getsize(path), executable=True
-            )
+            place = f"base/lib/bundled/{name}"
+            yield ArchiveMember(place, os.path.realpath(path), os.path.getsize(path), executable=True)

@@ -1,5 +1,3 @@
-"""`endpoint`: a language model's endpoint that answers as a test says."""
-
 from __future__ import annotations
 
 import threading

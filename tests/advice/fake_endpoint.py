@@ -1,4 +1,4 @@
-"""A language model's endpoint on loopback that answers as a test says."""
+"""A language model's endpoint on loopback with scripted answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Answer = Callable[[dict[str, Any], int], Any]
 
 
 DRIP = object()
-"""An answer that comes a byte at a time and never ends."""
+"""An answer of one byte at a time without an end."""
 
 
 class FakeEndpoint(ThreadingHTTPServer):
-    """An endpoint on loopback; `answer(request, number)` gives the model's text, or bytes to send as they are."""
+    """`answer(request, number)` returns the model's text, or bytes to send unchanged."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""What the advisor answers: from sources that programs leave, from history, and with what a language model adds."""
+"""Answers of the advisor, from sources, history and a language model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
-from stoker.manager.advice.answers import SIMILAR, Advisor
-from stoker.manager.advice.serving import model_of
+from stoker.manager.advice.answers import SIMILAR, Advisor, model_of
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,
@@ -67,13 +66,12 @@ Program = Callable[..., tuple[Recipe, str]]
 
 @pytest.fixture
 def program(session: SessionFolder, tmp_path: Path) -> Program:
-    """A program of that text, which has left its sources; gives its recipe and the key of its function."""
+    """A program that has left its sources: its recipe and the key of its function."""
 
     def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
         file = tmp_path / f"{name}.py"
         file.write_text(PROGRAM.format(comment=comment, batch=batch))
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         # What it imports is not there, and need not be: its source is read, not run.
@@ -101,7 +99,7 @@ def measured(recipe: Recipe, *, load_s: float, run_s: float) -> None:
     store.close()
 
 
-def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: Program) -> None:
+def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: Program):
     advisor = Advisor(session)
     before, key = program("before")
     assert ask_context(advisor, before) is None
@@ -116,7 +114,7 @@ def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: P
     assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
 
 
-def test_of_another_model_memory_is_not_believed(session: SessionFolder, program: Program) -> None:
+def test_of_another_model_memory_is_not_believed(session: SessionFolder, program: Program):
     advisor = Advisor(session)
     before, _ = program("before")
     ask_context(advisor, before)
@@ -127,7 +125,7 @@ def test_of_another_model_memory_is_not_believed(session: SessionFolder, program
     assert answer.advice.by_kind["cpu"].peak_bytes == 0
 
 
-def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFolder, program: Program) -> None:
+def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFolder, program: Program):
     recipe, key = program("mine")
     measured(recipe, load_s=1.0, run_s=7.0)
     answer = ask_function(Advisor(session), key, recipe)
@@ -136,7 +134,7 @@ def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFold
     assert answer.advice.by_kind["cpu"].run_s == 7.0
 
 
-def test_without_a_source_or_with_a_damaged_one_there_is_no_answer(session: SessionFolder, program: Program) -> None:
+def test_without_a_source_or_with_a_damaged_one_there_is_no_answer(session: SessionFolder, program: Program):
     recipe, key = program("mine")
     advisor = Advisor(session)
     assert ask_function(advisor, "unknown", BARE) is None
@@ -147,7 +145,7 @@ def test_without_a_source_or_with_a_damaged_one_there_is_no_answer(session: Sess
     assert ask_context(advisor, recipe) is None
 
 
-def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Program) -> None:
+def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Program):
     state_folder().mkdir(parents=True, exist_ok=True)
     (state_folder() / "sources.sqlite").write_bytes(b"nothing of SQLite" * 100)
     advisor = Advisor(session)
@@ -160,7 +158,7 @@ def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Progra
     assert list(state_folder().glob("sources.sqlite.damaged-*"))
 
 
-def test_a_program_leaves_its_text_once_and_a_bounded_number_of_functions(session: SessionFolder) -> None:
+def test_program_leaves_text_once_and_a_bounded_number_of_functions(session: SessionFolder):
     shelf = SourceShelf(session.sources)
     for number in range(300):
         shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
@@ -168,7 +166,7 @@ def test_a_program_leaves_its_text_once_and_a_bounded_number_of_functions(sessio
     assert len(list(session.sources.glob("*.text"))) == 1
 
 
-def test_functions_without_a_text_leave_nothing(session: SessionFolder) -> None:
+def test_functions_without_a_text_leave_nothing(session: SessionFolder):
     namespace: dict[str, Any] = {}
     exec("def made(x): return x", namespace)
     shelf = SourceShelf(session.sources)
@@ -180,26 +178,22 @@ def test_functions_without_a_text_leave_nothing(session: SessionFolder) -> None:
 # ---- failures and paces
 
 
-def test_a_failure_is_judged_by_its_part_of_the_log_and_by_what_it_raised(
-    session: SessionFolder, tmp_path: Path
-) -> None:
+def test_failure_is_judged_by_its_part_of_the_log_and_its_exception(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     before = b"CUDA error: uncorrectable ECC error encountered\n"
     log.write_bytes(before + b"epoch 1\nKeyError: 'label'\n")
     about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
     said = "KeyError: 'label'\nat /home/ana/run.py:12 in score"
     answer = Advisor(session).answer(AskAdvice(about, "f", str(log), len(before), log.stat().st_size, said))
-    assert answer is not None
     assert isinstance(answer.advice, VerdictAdvice)
     assert (answer.advice.kind, answer.advice.component) == ("user", "code")
     gone = Advisor(session).answer(AskAdvice(about, "f", str(tmp_path / "gone.log"), said=said))
-    assert gone is not None
     assert isinstance(gone.advice, VerdictAdvice)
     assert gone.advice.kind == "user"
     assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
 
 
-def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFolder, tmp_path: Path) -> None:
+def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     with log.open("wb") as file:
         file.truncate(100_000_000)  # one line, of NULs
@@ -213,18 +207,16 @@ def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFo
     assert Advisor(session).answer(AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))) is None
 
 
-def test_a_pace_that_falls_is_told_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path) -> None:
+def test_a_pace_that_falls_is_told_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):
     log, advisor = tmp_path / "lib-1.log", Advisor(session)
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
     log.write_text("".join(f"step {n}/1000 loss 0.5 10.0 it/s\n" for n in range(1, 60)))
     fast = advisor.answer(question)
-    assert fast is not None
     assert isinstance(fast.advice, PaceAdvice)
     assert (fast.advice.done, fast.advice.total, fast.advice.slowed) == (59.0, 1000.0, 0.0)
     with log.open("a") as file:
         file.write("".join(f"step {n}/1000 loss 0.5 5.0 it/s\n" for n in range(60, 160)))
     slow = advisor.answer(question)
-    assert slow is not None
     assert isinstance(slow.advice, PaceAdvice)
     assert slow.advice.slowed == pytest.approx(0.5, abs=0.05)
 
@@ -239,15 +231,14 @@ def site(session: SessionFolder, url: str, **settings: Any) -> None:
     (session.sites / "here.toml").write_text(text)
 
 
-def test_a_language_model_that_the_site_names_fills_in_what_the_rules_missed(
+def test_language_model_of_the_site_fills_in_missing_facts(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     monkeypatch.setenv("MY_KEY", "sk-secret")
     endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
     site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
     model = model_of(session)
-    assert model is not None
     assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
     advisor = Advisor(session, model=model)
@@ -255,13 +246,12 @@ def test_a_language_model_that_the_site_names_fills_in_what_the_rules_missed(
     assert endpoint.asked
     assert "sk-secret" not in str(endpoint.asked)
     facts = advisor._facts_of(recipe.key)
-    assert facts is not None
     assert facts.task.value == "score"
 
 
-def test_a_language_model_that_hangs_costs_its_time_limit_and_nothing_else(
+def test_hanging_language_model_costs_only_its_time_limit(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint
-) -> None:
+):
     pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
@@ -269,12 +259,11 @@ def test_a_language_model_that_hangs_costs_its_time_limit_and_nothing_else(
     advisor = Advisor(session, model=model_of(session))
     assert ask_context(advisor, recipe) is None  # nothing is in history
     facts = advisor._facts_of(recipe.key)
-    assert facts is not None
     assert facts.known_facts()
     assert any("no help" in note for note in facts.notes)
 
 
-def test_without_a_url_no_model_is_asked(session: SessionFolder) -> None:
+def test_without_a_url_no_model_is_asked(session: SessionFolder):
     assert model_of(session) is None
     (session.sites / "here.toml").write_text('name = "here"\n')
     assert model_of(session) is None

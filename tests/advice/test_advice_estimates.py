@@ -1,8 +1,10 @@
-"""Estimates for recipes that were never measured: from which ones they are, how they are scaled, why there is none."""
+"""Estimates for recipes without measurements."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,9 @@ from typing import Any
 import pytest
 
 from stoker.contexts.performance import PerformanceStore
-from stoker.manager.advice.estimates.estimator import (
-    Estimator,
-    MeasuredSample,
-    blend,
-    fit_effects,
-    joined_facts,
-    usual_exponent,
-)
-from stoker.manager.advice.estimates.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
+from stoker.manager.advice import similar
+from stoker.manager.advice.estimating import Estimator, MeasuredSample, blend, fit_effects, joined_facts, usual_exponent
+from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
@@ -47,8 +43,6 @@ def function_facts(*, text: str = FUNCTION, width: int = 64, **arguments: Any) -
 
 
 class World:
-    """History and measurements in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.performance = PerformanceStore(folder / "performance.sqlite")
         self.history = SourceHistory(folder / "sources.sqlite")
@@ -79,7 +73,6 @@ def test_a_recipe_that_was_never_seen_is_estimated_from_similar_ones(world: Worl
     for number, steps in enumerate((10, 20, 40, 80, 160)):
         world.ran(f"r{number}", steps=steps, run_s=steps / 100)
     one = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts(steps=56))
-    assert one.run_s is not None
     assert one.run_s.median == pytest.approx(0.56, rel=0.25)
     assert one.run_s.low < 0.56 < one.run_s.high
     assert one.run_s.recipes == 5
@@ -87,9 +80,7 @@ def test_a_recipe_that_was_never_seen_is_estimated_from_similar_ones(world: Worl
     assert one.from_runs[0].recipe in ("r2", "r3")
     assert one.from_runs[0].similarity >= one.from_runs[-1].similarity
     assert one.from_runs[0].name.endswith("-name")
-    assert one.load_s is not None
     assert one.load_s.median == pytest.approx(1.0, rel=0.01)
-    assert one.peak_bytes is not None
     assert one.peak_bytes.median == pytest.approx(128_000, rel=0.01)
     assert one.pace_s[2].median == pytest.approx(0.01, rel=0.3)
     assert one.why == {}
@@ -111,7 +102,6 @@ def test_an_edited_comment_or_a_renamed_variable_forgets_nothing(world: World, e
     world.ran("other", steps=20, run_s=9.0)
     name = "rounds_wanted" if "rounds_wanted" in edited else "steps"
     one = world.estimator.estimate("cpu", function=function_facts(text=edited, **{name: 10}))
-    assert one.run_s is not None
     assert one.run_s.median == pytest.approx(3.03, rel=0.01)
     assert one.run_s.recipes == 1
     assert one.run_s.log_sd < 0.05, "it is the same source: the spread is that of its own measurements"
@@ -163,7 +153,6 @@ def test_empty_tables_and_texts():
 def test_effects_are_fitted_and_begin_with_what_is_usual():
     samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
     effects = fit_effects(samples, {"n": 64.0}, width=0.2)
-    assert effects is not None
     assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), "twice the number, four times the time"
     assert fit_effects(samples[:2], {"n": 64.0}, width=0.2) is None
     assert usual_exponent("steps", {}) == 0.9
@@ -174,7 +163,6 @@ def test_effects_are_fitted_and_begin_with_what_is_usual():
 def test_of_two_numbers_that_go_together_one_is_fitted():
     samples = [MeasuredSample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
     effects = fit_effects(samples, {"width": 2.0, "Linear 1": 4.0}, width=0.2)
-    assert effects is not None
     assert list(effects.exponents) == ["width"]
 
 
@@ -182,12 +170,90 @@ def test_a_blend_takes_the_nearest_and_says_how_sure_it_is():
     near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
     far = [MeasuredSample(100.0, 0.0, 0.6)]
     one = blend([*near, *far], {}, most=5)
-    assert one is not None
     assert one.median == pytest.approx(1.05, rel=0.05)
     alone = blend([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
     agreed = blend([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
-    assert alone is not None
-    assert agreed is not None
     assert alone.high / alone.low > agreed.high / agreed.low > 1
     assert alone.mean > alone.median
     assert blend([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None
+
+
+FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
+
+
+def write_rows(path: str, name: str, count: int) -> None:
+    history = SourceHistory(path)
+    for number in range(count):
+        history.remember(f"{name}{number}", FACTS, function="run")
+    history.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "sources.sqlite"
+
+
+def test_what_is_remembered_is_there_again(path: Path):
+    history = SourceHistory(path)
+    history.remember("r", FACTS, function="run", name="r-1")
+    history.close()
+    assert history.rows() == []
+    [row] = SourceHistory(path).rows()
+    assert (row.recipe, row.function, row.name, row.facts) == ("r", "run", "r-1", FACTS)
+
+
+def test_two_writers_and_a_reader(path: Path):
+    reader = SourceHistory(path)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_rows, args=(str(path), name, 25)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(reader.rows()) == 50
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_file_is_set_aside_with_a_word(path: Path, content: bytes, caplog: pytest.LogCaptureFixture):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    history = SourceHistory(path)
+    history.remember("r", FACTS)
+    assert [row.recipe for row in history.rows()] == ["r"]
+    assert "was damaged" in caplog.text
+    assert list(path.parent.glob("*.damaged-*"))
+
+
+def test_a_file_of_another_shape_is_set_aside(path: Path):
+    path.parent.mkdir()
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE sources (recipe TEXT, something TEXT)")
+    db.close()
+    history = SourceHistory(path)
+    history.remember("r", FACTS)
+    assert len(history.rows()) == 1
+
+
+def test_a_row_that_cannot_be_read_is_passed_over(path: Path):
+    history = SourceHistory(path)
+    history.remember("good", FACTS)
+    history.remember("bad", FACTS)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE sources SET facts = x'7b22' WHERE recipe = 'bad'")
+    db.close()
+    assert [row.recipe for row in history.rows()] == ["good"]
+
+
+def test_the_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(similar, "MOST_ROWS", 3)
+    write_rows(str(path), "r", 6)
+    assert len(SourceHistory(path).rows()) == 4
+
+
+def test_where_no_file_can_be_made_nothing_is_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "file").touch()
+    history = SourceHistory(tmp_path / "file" / "sources.sqlite")
+    history.remember("r", FACTS)
+    assert history.rows() == []
+    assert "not remembered" in caplog.text

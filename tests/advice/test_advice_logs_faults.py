@@ -1,11 +1,11 @@
-"""Whose fault a failure is, by its lines; each verdict has the lines that prove it."""
+"""Whose fault a failure is, with the lines that prove it."""
 
 from __future__ import annotations
 
 import pytest
 
 from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
-from stoker.manager.advice.logs.features import features
+from stoker.manager.advice.logs.classifier import features
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
 IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]
@@ -47,7 +47,7 @@ def verdict(*lines: str) -> Fault:
         ("ImportError: /opt/x.so: undefined symbol: _ZN3c10", FaultKind.FRAMEWORK, "versions"),
     ],
 )
-def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: str) -> None:
+def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: str):
     fault = verdict(line)
     assert (fault.kind, fault.component) == (kind, component)
     assert line in [proof.text for proof in fault.proof]
@@ -65,18 +65,18 @@ def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: st
         (LOST, FaultKind.INFRASTRUCTURE),
     ],
 )
-def test_an_exception_says_whose_fault_it_is(exception: str, kind: FaultKind) -> None:
+def test_an_exception_says_whose_fault_it_is(exception: str, kind: FaultKind):
     fault = verdict(*IN_USERS_CODE, exception)
     assert fault.kind is kind
     assert exception in [proof.text for proof in fault.proof]
 
 
-def test_what_other_ranks_say_does_not_change_the_verdict() -> None:
+def test_what_other_ranks_say_does_not_change_the_verdict():
     others = [f"[rank{rank}]: {line}" for rank in range(1, 600) for line in (*IN_USERS_CODE, LOST)]
     assert verdict(*others[:4], *IN_USERS_CODE, "KeyError: 'label'", *others).kind is FaultKind.USER
 
 
-def test_a_job_that_is_cancelled_because_a_rank_has_failed_is_not_just_cancelled() -> None:
+def test_job_cancelled_after_a_failed_rank_is_not_just_cancelled():
     cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-26T08:57:48 ***"
     fault = verdict("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", cancelled)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
@@ -96,13 +96,13 @@ def test_a_job_that_is_cancelled_because_a_rank_has_failed_is_not_just_cancelled
         ("ncclSystemError: the socket is closed", "@field:network"),
     ],
 )
-def test_a_line_has_signs_that_its_text_is_not_needed_for(line: str, sign: str) -> None:
+def test_a_line_has_signs_that_its_text_is_not_needed_for(line: str, sign: str):
     located = locate([*GOOD, line])
     assert located is not None
     assert sign in features(located)
 
 
-def test_secrets_are_masked_in_what_is_shown() -> None:
+def test_secrets_are_masked_in_what_is_shown():
     fault = verdict(*IN_USERS_CODE, "KeyError: 'https://ada:hunter22@host/?token=abcdefgh'")
     assert "hunter22" not in str(fault)
     assert "abcdefgh" not in str(fault)

@@ -46,7 +46,7 @@ def counts(line: str) -> set[tuple[str, float, float | None]]:
         ("model.bin:  45%|####5     | 450M/1.00G [00:10<00:12, 45.0MB/s]", {("byte", 450e6, 1e9)}),
     ],
 )  # fmt: skip
-def test_counts(line: str, found: set[tuple[str, float, float | None]]) -> None:
+def test_counts(line: str, found: set[tuple[str, float, float | None]]):
     assert counts(line) == found
 
 
@@ -78,7 +78,7 @@ def test_counts(line: str, found: set[tuple[str, float, float | None]]) -> None:
         ("2026-03-07 21:58:13,250 step 3/9", "line_s", line_time("2026-03-07 21:58:13.250")[0]),
     ],
 )
-def test_values(line: str, metric: str, value: float) -> None:
+def test_values(line: str, metric: str, value: float):
     assert getattr(read(line), metric) == pytest.approx(value)
 
 
@@ -100,18 +100,18 @@ def test_values(line: str, metric: str, value: float) -> None:
         "x" * 5000 + " step 3/9 loss 1.0",
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_report_has_no_metrics(line: str) -> None:
+def test_a_line_that_is_no_report_has_no_metrics(line: str):
     assert read_metrics(line) is None
 
 
-def test_escapes_and_carriage_returns() -> None:
+def test_escapes_and_carriage_returns():
     line = "\x1b[31mstep: 1/9\x1b[0m loss: 3.0\r\x1b[K\x1b[32mstep: 2/9\x1b[0m  \x1b[1mloss:\x1b[0m 2.5\r"
     assert {(each.done, each.total) for each in read(line).counters} == {(2, 9)}
     assert read(line).loss == 2.5
     assert read("\b" * 40 + "12/50 [===>....] - ETA: 5s - loss: 0.1").eta_s == 5
 
 
-def test_losses_that_are_no_numbers() -> None:
+def test_losses_that_are_no_numbers():
     assert isnan(read("step 3/9 loss nan").loss or 0.0)
     assert read("step 3/9 loss inf").loss == float("inf")
 
@@ -124,7 +124,7 @@ def test_losses_that_are_no_numbers() -> None:
         ("2026-03-07 21:58:13 [INFO] [Rank 4] step 3/9", 4), ("step 3/9", None),
     ],
 )  # fmt: skip
-def test_ranks(line: str, rank: int | None) -> None:
+def test_ranks(line: str, rank: int | None):
     assert read(line).rank == rank
 
 
@@ -138,11 +138,11 @@ def test_ranks(line: str, rank: int | None) -> None:
         ("Train: 3 [ 1/9 (8%)] Loss: 1", False), ("training on test set: step 3/9", False),
     ],
 )  # fmt: skip
-def test_evaluations(line: str, evaluates: bool) -> None:
+def test_evaluations(line: str, evaluates: bool):
     assert read(line).evaluates is evaluates
 
 
-def test_durations() -> None:
+def test_durations():
     assert duration_s("1:02") == 62
     assert duration_s("1:02:03") == 3723
     assert duration_s("2 days, 0:00:05") == 172805

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, run
-from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
+from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
+from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
 from stoker.manager.policies.unpacking import LIMIT
 
 
@@ -24,7 +28,7 @@ def bar(done: int, total: int, *, name: str = "", rate: float = 4.0, loss: float
     return f"{name}{100 * done // total:3}%|###   | {done}/{total} [00:{done % 60:02d}<00:10, {rate:.2f}it/s{post}]"
 
 
-def test_a_bar_gives_progress_rate_and_time_left() -> None:
+def test_a_bar_gives_progress_rate_and_time_left():
     found = track(bar(done, 200, loss=2.0 - done / 200) for done in range(1, 101))
     assert (found.done, found.total, found.unit, found.whole) == (100, 200, "step", True)
     assert found.rate_per_s == 4.0
@@ -37,13 +41,13 @@ def test_a_bar_gives_progress_rate_and_time_left() -> None:
     assert found.loss_change < 0
 
 
-def test_outliers_do_not_move_the_rate() -> None:
+def test_outliers_do_not_move_the_rate():
     found = track(bar(done, 200, rate=400.0 if done % 7 == 0 else 4.0) for done in range(1, 101))
     assert found.rate_per_s == 4.0
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
-def test_every_format_in_noise(form: str) -> None:
+def test_every_format_in_noise(form: str):
     chance = random.Random(form)
     lines_of, names = FORMATS[form]
     asked = names.split()
@@ -66,7 +70,7 @@ def test_every_format_in_noise(form: str) -> None:
         assert found.steps_per_s == pytest.approx(log.values["steps_per_s"], rel=0.2)
 
 
-def test_after_a_restart_the_new_run_counts() -> None:
+def test_after_a_restart_the_new_run_counts():
     lines = [f"step {done}/1000 loss 1.0" for done in range(10, 600, 10)]
     lines += ["Traceback (most recent call last):", "restarting"]
     lines += [f"step {done}/1000 loss 3.0" for done in range(500, 530, 10)]
@@ -74,7 +78,7 @@ def test_after_a_restart_the_new_run_counts() -> None:
     assert (found.done, found.total) == (520, 1000)
 
 
-def test_ranks_with_and_without_a_label_are_one_program() -> None:
+def test_ranks_with_and_without_a_label_are_one_program():
     labelled = [f"[rank{rank}]: step {done + rank}/100 loss 1.0" for done in range(1, 50) for rank in (3, 0, 2, 1)]
     found = track(labelled)
     assert (found.done, found.total, found.whole) == (49, 100, True)
@@ -83,7 +87,7 @@ def test_ranks_with_and_without_a_label_are_one_program() -> None:
     assert (found.done, found.whole) == (48, True)
 
 
-def test_the_outer_one_of_two_bars_is_the_progress() -> None:
+def test_the_outer_one_of_two_bars_is_the_progress():
     lines = []
     for epoch in range(3):
         lines.append(bar(epoch, 5, name="epochs: ", rate=0.04))
@@ -99,19 +103,19 @@ def test_the_outer_one_of_two_bars_is_the_progress() -> None:
     assert found.steps_per_s == 4.0
 
 
-def test_epochs_with_a_total_around_steps() -> None:
+def test_epochs_with_a_total_around_steps():
     found = track(["Epoch 3/10", *(f"{k}/50 [===>...] - ETA: 9s - loss: 0.1" for k in range(1, 26))])
     assert (found.done, found.total, found.unit, found.epoch) == (2.5, 10, "epoch", 3)
 
 
-def test_an_epoch_whose_number_of_fellows_is_unknown_is_a_part() -> None:
+def test_an_epoch_whose_number_of_fellows_is_unknown_is_a_part():
     lines = [f"Train Epoch: 2 [{k}/1000 ({k // 10}%)]\tLoss: 1.0" for k in range(0, 500, 100)]
     assert not track(lines).whole
     told = track(lines, epoch=4.0)
     assert (told.done, told.total, told.whole) == (1.4, 4.0, True)
 
 
-def test_an_evaluation_in_between_is_no_progress() -> None:
+def test_an_evaluation_in_between_is_no_progress():
     lines = [bar(done, 200, loss=1.0) for done in range(1, 101)]
     lines += [bar(done, 20, name="Evaluating: ", rate=50.0) for done in range(10)]
     found = track(lines)
@@ -120,7 +124,7 @@ def test_an_evaluation_in_between_is_no_progress() -> None:
     assert track(unnamed).total == 200
 
 
-def test_times_of_lines_give_a_rate_over_midnight() -> None:
+def test_times_of_lines_give_a_rate_over_midnight():
     clock = [
         f"{(23 * 3600 + 59 * 60 + 2 * k) // 3600 % 24:02d}:{(59 + 2 * k // 60) % 60:02d}:{2 * k % 60:02d}"
         for k in range(60)
@@ -130,32 +134,29 @@ def test_times_of_lines_give_a_rate_over_midnight() -> None:
     assert found.rate_from == "the times of lines"
 
 
-def test_two_looks_give_a_rate_to_a_log_without_times() -> None:
+def test_two_looks_give_a_rate_to_a_log_without_times():
     tracker = MetricTracker()
     lines = [f"step {k}/500 loss 1.0" for k in range(101)]
     first = tracker.track(lines[50::-1], at_s=10.0)
-    assert first.progress is not None
     assert first.progress.rate_per_s is None
     second = tracker.track(lines[::-1], at_s=20.0)
-    assert second.progress is not None
     assert second.progress.rate_per_s == pytest.approx(5.0)
     assert second.progress.seconds_left == pytest.approx(80.0)
 
 
-def test_no_metrics_at_all_has_a_reason() -> None:
+def test_no_metrics_at_all_has_a_reason():
     assert MetricTracker().track([]).progress is None
     tracked = MetricTracker().track(["hello", "--lr 0.1 --epochs 3", "10.0.0.1/24"] * 5)
     assert tracked.progress is None
     assert tracked.why == "none of the last 15 lines has a metric"
 
 
-def test_a_loss_alone_is_a_metric_without_progress() -> None:
+def test_a_loss_alone_is_a_metric_without_progress():
     tracked = MetricTracker().track(["loss: 0.5", "loss: 0.6"])
-    assert tracked.progress is not None
     assert (tracked.progress.total, tracked.progress.loss) == (None, 0.5)
 
 
-def test_a_long_tail_is_read_no_further_than_needed() -> None:
+def test_a_long_tail_is_read_no_further_than_needed():
     read = 0
 
     def lines() -> Iterable[str]:
@@ -168,15 +169,110 @@ def test_a_long_tail_is_read_no_further_than_needed() -> None:
     assert read <= 5_001
 
 
-def test_slowdown() -> None:
+def test_slowdown():
     before = track(bar(done, 200, rate=4.0) for done in range(1, 40))
     slower = track(bar(done, 200, rate=2.5) for done in range(40, 80))
     loss = slowdown(before, slower)
-    assert loss is not None
     assert loss.share == pytest.approx(0.375)
     assert loss.share > LIMIT
     kept = slowdown(before, track(bar(done, 200, rate=2.7) for done in range(40, 80)))
-    assert kept is not None
     assert kept.share <= LIMIT
     assert slowdown(None, slower) is None
     assert slowdown(before, track(["step 1/9 loss 1"])) is None
+
+
+def newest(path: Path, **settings: int) -> list[str]:
+    with path.open("rb") as file:
+        return list(newest_lines(file.fileno(), path.stat().st_size, **settings))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "job.log"
+
+
+def test_lines_come_newest_first_without_an_unfinished_one(log: Path):
+    log.write_bytes(b"one\r\ntwo\n\n  \nthree\rfour\nfi")
+    assert newest(log) == ["four", "three", "two", "one"]
+    log.write_bytes(b"one\rtwo [3it/s]")
+    assert newest(log) == ["two [3it/s]", "one"]
+    log.write_bytes(b"")
+    assert newest(log) == []
+
+
+@pytest.mark.parametrize("length", [5, 100, 16_383, 16_384, 16_385, 40_000])
+def test_lines_across_blocks(log: Path, length: int):
+    lines = [f"{k:06d}" + "x" * (length % 977) for k in range(max(3, 60_000 // length))]
+    log.write_text("\n".join(lines) + "\n")
+    kept = newest(log)
+    assert kept == lines[::-1][: len(kept)]
+    assert len(kept) >= min(len(lines), LOOK_BYTES // (len(lines[0]) + 1)) - 1
+
+
+def test_a_look_reads_a_bounded_part(log: Path, monkeypatch: pytest.MonkeyPatch):
+    log.write_text("".join(f"step {k}/100000 loss 1.0\n" for k in range(100_000)))
+    read = 0
+    pread = os.pread
+
+    def counted(descriptor: int, count: int, offset: int) -> bytes:
+        nonlocal read
+        read += count
+        return pread(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    tracked = FollowedLog(log).track(at_s=0.0)
+    assert tracked.progress.done == 99_999
+    assert read <= LOOK_BYTES + 65_536
+
+
+def test_one_line_of_100_mb_and_binary_output_cost_no_more(log: Path):
+    with log.open("wb") as file:
+        file.truncate(100_000_000)
+        file.seek(100_000_000)
+        file.write(b"x" * 300_000)
+    began = time.process_time()
+    tracked = FollowedLog(log).track(at_s=0.0)
+    assert tracked.progress is None
+    with log.open("ab") as file:
+        file.write(random.Random(1).randbytes(300_000))
+    assert FollowedLog(log).track(at_s=0.0).progress is None
+    assert time.process_time() - began < 2.0
+    with log.open("ab") as file:
+        file.write(b"\nstep 3/9 loss 1.0\n")
+    tracked = FollowedLog(log).track(at_s=0.0)
+    assert tracked.progress.done == 3
+
+
+def test_a_log_that_is_truncated_or_replaced_is_another_log(log: Path):
+    followed = FollowedLog(log)
+    log.write_text("max_steps = 500\n" + "".join(f"step {k}: loss 1.0\n" for k in range(100)))
+    first = followed.track(at_s=0.0).progress
+    assert (first.done, first.total) == (99, 500)
+    log.write_text("step 1: loss 9.0\n")
+    second = followed.track(at_s=10.0).progress
+    assert (second.done, second.total, second.rate_per_s) == (1, None, None)
+    log.rename(log.with_suffix(".1"))
+    log.write_text("".join(f"step {k}/9 loss 1.0\n" for k in range(1, 8)))
+    third = followed.track(at_s=20.0).progress
+    assert (third.done, third.total) == (7, 9)
+
+
+def test_truncation_in_the_middle_of_a_look(log: Path):
+    log.write_text("".join(f"step {k}/9999 loss 1.0\n" for k in range(9_000)))
+    with log.open("r+b") as file:
+        lines: Iterator[str] = newest_lines(file.fileno(), log.stat().st_size)
+        assert next(lines) == "step 8999/9999 loss 1.0"
+        file.truncate(10)
+        assert len(list(lines)) < 2_000
+
+
+def test_a_log_that_did_not_grow_is_not_read_again(log: Path):
+    log.write_text("step 3/9 loss 1.0\n")
+    followed = FollowedLog(log)
+    assert followed.track(at_s=0.0) is followed.track(at_s=1.0)
+
+
+def test_a_log_that_is_not_there_has_a_reason(log: Path):
+    tracked = FollowedLog(log).track(at_s=0.0)
+    assert tracked.progress is None
+    assert "No such file" in tracked.why

@@ -1,4 +1,4 @@
-"""Secrets do not reach what people are shown; what only looks like one does."""
+"""Secrets are masked; texts that only look like secrets are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.manager.advice.secrets import masked
         ("password: 1234", "1234"),
     ],
 )
-def test_a_secret_is_masked_and_the_rest_stays(line: str, secret: str) -> None:
+def test_a_secret_is_masked_and_the_rest_stays(line: str, secret: str):
     shown = masked(line)
     assert secret not in shown
     assert "***" in shown
@@ -42,5 +42,5 @@ def test_a_secret_is_masked_and_the_rest_stays(line: str, secret: str) -> None:
         "step 3 loss 0.3 https://host/path?page=2",
     ],
 )
-def test_settings_and_ordinary_words_stay(line: str) -> None:
+def test_settings_and_ordinary_words_stay(line: str):
     assert masked(line) == line

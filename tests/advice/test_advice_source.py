@@ -1,4 +1,4 @@
-"""What the extractor reads from a source: each kind of fact, with its place."""
+"""Facts of a source, each with its place."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def test_each_kind_of_fact(text: str, field: str, value: Any):
 
 def test_a_fact_has_its_place_and_a_missing_one_its_reason():
     found = facts("import os\n\nAutoModel.from_pretrained(pick())\nDataLoader(d, batch_size=8)\n")
-    assert found.batch_size is not None
     assert found.batch_size.where == "<source>:4"
     assert found.model.value == UNKNOWN
     assert found.absent["model"] == "<source>:3: from_pretrained(...) takes a value that the source does not tell"

@@ -1,4 +1,4 @@
-"""The extractor in folders: own modules are followed, config files are read, and nothing outside of them is."""
+"""The extractor in folders: it follows own modules and config files, and reads nothing outside."""
 
 from __future__ import annotations
 

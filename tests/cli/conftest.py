@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
 from stoker.contexts.folders import state_folder
-from stoker.errors import StokerError
-from stoker.manager.cli.main import cli
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFolder
@@ -23,7 +21,6 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
-    """A session folder with keys, which `stoker` finds as the newest session once session.json is there."""
     folder = session_folder(tmp_path / "session")
     links = state_folder() / "sessions"
     links.mkdir(parents=True)
@@ -55,13 +52,5 @@ def pilot(manager: Manager) -> Iterator[Peer]:
 
 
 @pytest.fixture
-def stoker() -> Callable[..., Result]:
-    """Run the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
-
-    def run(*arguments: str) -> Result:
-        result = CliRunner().invoke(cli, list(arguments))
-        if result.exception and not isinstance(result.exception, StokerError | SystemExit):
-            raise result.exception
-        return result
-
-    return run
+def stoker() -> Stoker:
+    return Stoker()

@@ -1,4 +1,4 @@
-"""`stoker caches`: what pilots keep on this machine, and removing what nobody uses."""
+"""`stoker caches`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(scratch: Path, name: str) -> Pin:
-    """Have an object in the cache that the command finds."""
     original = scratch.parent.parent / name
     original.write_bytes(os.urandom(SIZE))
     ref = object_of(original, memo=original.with_suffix(".memo"))
@@ -45,20 +44,20 @@ def said(*arguments: str) -> str:
     return ran.output
 
 
-def test_nothing_is_there_at_first(scratch: Path) -> None:
+def test_nothing_is_there_at_first(scratch: Path):
     assert str(scratch) in said()
     assert json.loads(said("--json"))["bytes"] == 0
     assert list(scratch.iterdir()) == [], "to look leaves nothing"
 
 
-def test_a_scratch_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+def test_a_scratch_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path):
     ran = CliRunner().invoke(cli, ["caches", "--scratch", str(tmp_path / "nope")])
     assert isinstance(ran.exception, ConfigError)
     assert "--scratch: there is no folder" in str(ran.exception)
     assert not (tmp_path / "nope").exists()
 
 
-def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Path) -> None:
+def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Path):
     used, unused = keep(scratch, "used"), keep(scratch, "unused")
     unused.release()
     environments = scratch / "environments"
@@ -78,7 +77,7 @@ def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Pat
     assert (environments / "mine" / "python").stat().st_size == SIZE
 
 
-def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path) -> None:
+def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path):
     pin = keep(scratch, "snapshot")
     cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
     snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"
@@ -94,7 +93,7 @@ def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path) -> None:
     assert not snapshot.exists()
 
 
-def test_who_ends_a_session_hears_what_stays_where_and_for_how_long() -> None:
+def test_who_ends_a_session_hears_what_stays_where_and_for_how_long():
     day = Pilot(scratch="/local", cache_age_s=Duration(86400))
     sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
     first, second = stays(sites)

@@ -1,4 +1,4 @@
-"""Which session a command means that names none: this folder's newest, then the newest that is up."""
+"""The session that a command means when none is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager
 
 from stoker.config import write_sites
@@ -22,13 +22,11 @@ from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
 
-Stoker = Callable[..., Result]
 Make = Callable[..., Path]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """`make("new", "elsewhere/new", up=True)`: a session that is known, each newer than the one before."""
     listeners: list[socket.socket] = []
     links = state_folder() / "sessions"
     links.mkdir(parents=True, exist_ok=True)
@@ -58,7 +56,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """The session that a command looks at which is typed in a folder, and what it says on stderr."""
+    """Return the session of a command in a folder, and its stderr."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
     return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
@@ -163,7 +161,7 @@ def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
 
 def test_all_commands_look_at_the_same_session(
     manager: Manager, make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     make("newer", "elsewhere/session", up=True)
     monkeypatch.chdir(manager.folder.path)
     for command in (["status"], ["calls"], ["explain", "c-7"], ["logs"]):
@@ -173,10 +171,9 @@ def test_all_commands_look_at_the_same_session(
         assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
 
 
-def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
+def test_hint_for_another_session_is_what_the_command_takes(
     make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`stoker replay` has no --session."""
+):
     make("one", "mine/session", up=True)
     make("two", "elsewhere/session", up=True)
     monkeypatch.chdir(tmp_path / "mine")
@@ -185,7 +182,7 @@ def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
     assert "elsewhere/session" in str(stoker("replay", "two").exception), "which has no journal"
 
 
-def test_their_help_says_the_rule(stoker: Stoker) -> None:
+def test_their_help_says_the_rule(stoker: Stoker):
     for command in ("status", "calls", "explain", "logs"):
         assert session_choice.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
     for command in ("down", "attach"):

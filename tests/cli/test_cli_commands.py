@@ -1,4 +1,4 @@
-"""The commands that need no session: version, help, run, doctor; and how any of them fails."""
+"""Commands without a session (version, help, run, doctor), and their failures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from cli.command_line import Stoker
+from click.testing import CliRunner
 from live.peers import Manager
 
 import stoker as package
@@ -27,34 +27,32 @@ from stoker.manager.cli.main import cli
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFile, SessionFolder
 
-Stoker = Callable[..., Result]
-
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stoker.manager.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_version_is_the_packages(stoker: Stoker) -> None:
+def test_version_is_the_packages(stoker: Stoker):
     assert stoker("--version").output == f"stoker {package.__version__}\n"
     assert importlib.metadata.version("stoker") == package.__version__
 
 
-def test_help_lists_every_command(stoker: Stoker) -> None:
+def test_help_lists_every_command(stoker: Stoker):
     shown = stoker("--help").output
     for command in ("run", "init", "up", "down", "attach", "doctor", "status", "calls", "explain", "logs", "sessions"):
         assert f"\n  {command} " in shown
 
 
 @pytest.mark.parametrize("group", [[], ["run"], ["tune"]])
-def test_summaries_fit(stoker: Stoker, group: list[str]) -> None:
+def test_summaries_fit(stoker: Stoker, group: list[str]):
     shown = stoker(*group, "--help").output.partition("Commands:")[2].splitlines()
     assert len(shown) > 3
     assert not [line for line in shown if "..." in line or "…" in line or len(line) > 80]
 
 
 @pytest.mark.parametrize("command", ["status", "attach", "down", "calls", "explain", "logs"])
-def test_every_command_of_a_session_takes_it_as_an_argument_and_as_an_option(stoker: Stoker, command: str) -> None:
+def test_every_command_takes_its_session_as_argument_and_option(stoker: Stoker, command: str):
     first = ["c-0"] if command in ("explain", "logs") else []
     for form in (["zz"], ["--session", "zz"], ["zz", "--session", "zz"]):
         assert str(stoker(command, *first, *form).exception).startswith("no session 'zz' on this machine")
@@ -66,16 +64,16 @@ def test_every_command_of_a_session_takes_it_as_an_argument_and_as_an_option(sto
     assert "--session SESSION The same as the argument SESSION: its id, a beginning of it, or its folder. [the" in shown
 
 
-def test_run_finds_the_applications(stoker: Stoker) -> None:
+def test_run_finds_the_applications(stoker: Stoker):
     shown = stoker("run", "--help").output
     assert "fact_verification" in shown
     assert "inference_sweep" in shown
     assert " common " not in shown
-    assert stoker("run", "fact_verification", "--help").exit_code == 0
-    assert stoker("run", "fact-verification", "--help").exit_code == 0
+    stoker.ok("run", "fact_verification", "--help")
+    stoker.ok("run", "fact-verification", "--help")
 
 
-def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
+def test_an_unknown_application_names_the_nearest(stoker: Stoker):
     result = stoker("run", "fact_verifcation")
     assert result.exit_code == 2
     assert "no application 'fact_verifcation'; did you mean fact_verification?" in result.output
@@ -86,7 +84,6 @@ def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
 
 
 def known_session(folder: Path) -> str:
-    """Register a session that is not over, and return its id."""
     session = SessionFolder(folder / "known")
     session.make()
     session.write(SessionFile("k3v9", 1, "tcp://127.0.0.1:1", "key"))
@@ -95,7 +92,7 @@ def known_session(folder: Path) -> str:
     return "k3v9"
 
 
-def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     known_session(tmp_path)
     seen: list[tuple[str, str | None]] = []
 
@@ -116,12 +113,12 @@ def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.Monk
     assert str(unknown.exception).startswith("no session 'zz' on this machine")
 
 
-def test_a_site_that_is_no_path_is_a_config_error() -> None:
+def test_a_site_that_is_no_path_is_a_config_error():
     with pytest.raises(ConfigError, match="3 is no site: give the path of a site file"):
         load_site(3)  # type: ignore[arg-type]
 
 
-def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_path: Path) -> None:
+def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
     (tmp_path / "b.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:2"')
     (tmp_path / "vine.toml").write_text('engine = "taskvine"')
@@ -137,28 +134,26 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
     assert not state_folder().exists()
 
 
-def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path) -> None:
+def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
-    shown = stoker("up", "--dry-run", "a.toml")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("up", "--dry-run", "a.toml")
     assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has an id of its own); run here")
     assert "stoker.pilot.main --session" in shown.output
     assert not state_folder().exists()
 
 
-def test_ctrl_c_while_python_still_imports_is_not_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_while_python_still_imports_is_not_a_traceback(tmp_path: Path):
     (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "--version"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as starting:
-        assert starting.stdout is not None
         assert starting.stdout.readline() == b"importing\n"
         starting.send_signal(signal.SIGINT)
         _, said = starting.communicate(timeout=30)
     assert (starting.returncode, said) == (-signal.SIGINT, b"")
 
 
-def test_exit_codes_and_where_errors_go() -> None:
+def test_exit_codes_and_where_errors_go():
     unknown = command_line("statsu")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "status" in unknown.stderr
@@ -168,7 +163,7 @@ def test_exit_codes_and_where_errors_go() -> None:
     assert nothing.stderr.count("\n") == 1
 
 
-def test_the_command_line_starts_without_heavy_imports() -> None:
+def test_the_command_line_starts_without_heavy_imports():
     script = (
         "import sys; from stoker.manager.cli import main; loaded = {name for name in sys.modules if sys.modules[name]};"
         "print(*sorted({'torch', 'transformers', 'parsl', 'pyarrow', 'sqlalchemy'} & loaded))"
@@ -177,9 +172,8 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
     assert done.stdout == "\n", done.stderr
 
 
-def test_doctor_finds_this_machine_fit(stoker: Stoker) -> None:
-    result = stoker("doctor")
-    assert result.exit_code == 0, result.output
+def test_doctor_finds_this_machine_fit(stoker: Stoker):
+    result = stoker.ok("doctor")
     assert "could not be checked" not in result.output
     assert f"Python {sys.version.split()[0]}" in result.output
     told = msgspec.json.decode(stoker("doctor", "--json").output, type=dict[str, list[Finding]])["findings"]
@@ -187,7 +181,7 @@ def test_doctor_finds_this_machine_fit(stoker: Stoker) -> None:
     assert topics >= {"python", "packages", "devices", "disk", "files", "sockets", "clock", "store", "sessions"}
 
 
-def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         importlib.metadata,
         "requires",
@@ -199,7 +193,7 @@ def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypat
     assert 'pip install "no-such-package >=2" "rich <1"' in result.output
 
 
-def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch):
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
@@ -220,11 +214,11 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
         ("1.0", "", True),
     ],
 )
-def test_versions_against_bounds(version: str, bounds: str, met: bool) -> None:
+def test_versions_against_bounds(version: str, bounds: str, met: bool):
     assert doctor_machine.satisfied(version, bounds) is met
 
 
-def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise SystemExit('imported')")
@@ -235,7 +229,7 @@ def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monke
         assert doctor_machine._torch_cuda() == built
 
 
-def test_measurements_that_are_damaged_are_said() -> None:
+def test_measurements_that_are_damaged_are_said():
     state_folder().mkdir(parents=True)
     path = state_folder() / doctor.STORE
     assert next(doctor.measurement_store()).level is Level.OK
@@ -251,7 +245,7 @@ def test_measurements_that_are_damaged_are_said() -> None:
     assert "measurements of 1 context in" in next(doctor.measurement_store()).text
 
 
-def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> None:
+def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path):
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
@@ -263,7 +257,7 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> N
     assert texts[2].startswith("1 link to a session whose folder is gone")
 
 
-def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path) -> None:
+def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path):
     folder = detached.make(detached.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
@@ -272,7 +266,7 @@ def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path) -> 
     assert "stoker attach k1" in lost[0].fix
 
 
-def test_where_old_sessions_lie_is_a_line_a_place() -> None:
+def test_where_old_sessions_lie_is_a_line_a_place():
     runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
     assert doctor.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
         "stoker sessions --prune removes the old ones; or by hand (rm -r):",
@@ -290,7 +284,7 @@ def run_program(tmp_path: Path, text: str, *arguments: str) -> subprocess.Comple
     return command_line("run", str(tmp_path / "my_app.py"), *arguments)
 
 
-def test_a_program_of_ones_own_runs_as_python_would_run_it(tmp_path: Path) -> None:
+def test_a_program_of_ones_own_runs_as_python_would_run_it(tmp_path: Path):
     text = """
 import os, sys
 from helper import NAME
@@ -304,7 +298,7 @@ if __name__ == "__main__":
     assert ran.returncode == 3
 
 
-def test_a_program_that_has_a_command_has_it_run(tmp_path: Path) -> None:
+def test_a_program_that_has_a_command_has_it_run(tmp_path: Path):
     text = """
 import click
 @click.command()
@@ -320,14 +314,14 @@ def command(*, count):
     assert both.stdout == "count 5\n", "once"
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_named(tmp_path: Path):
     ran = command_line("run", str(tmp_path / "my_ap.py"))
     assert ran.returncode == 1
     assert "my_ap.py: cannot be run: No such file or directory" in ran.stderr
     assert "stoker run ./my_app.py" in command_line("run", "my_app").stderr
 
 
-def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: Path) -> None:
+def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: Path):
     ran = run_program(tmp_path, "import stoker\n\nraise stoker.StokerError('no luck')\n")
     assert ran.returncode == 1
     lines = ran.stderr.strip().splitlines()
@@ -336,7 +330,7 @@ def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: 
     assert lines[-1] == "stoker.errors.StokerError: no luck"
 
 
-def test_functions_of_a_program_of_ones_own_travel(tmp_path: Path) -> None:
+def test_functions_of_a_program_of_ones_own_travel(tmp_path: Path):
     text = """
 import stoker
 from helper import NAME
@@ -352,7 +346,7 @@ if __name__ == "__main__":
     assert ran.stdout.strip() == "('helper', 11) [('helper', 12)]", ran.stderr
 
 
-def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: Stoker) -> None:
+def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: Stoker):
     said = stoker("doctor", "--wait", "3")
     assert (said.exit_code, "--wait is for --probe" in said.output) == (2, True)
     for command in ("doctor", "down"):
@@ -370,14 +364,14 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
 )
 def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
     stoker: Stoker, tmp_path: Path, options: list[str], said: str
-) -> None:
+):
     (tmp_path / "here.toml").write_text('name = "here"\n')
     told = stoker("doctor", *(option.replace("here.toml", str(tmp_path / "here.toml")) for option in options))
     assert (told.exit_code, said in told.output) == (2, True), told.output
 
 
-def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path) -> None:
-    """click takes every EOFError for Ctrl-D, and the command ended without a word."""
+def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path):
+    """click takes every EOFError for Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
     program.write_text("\n".join(lines))
@@ -387,7 +381,7 @@ def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Pat
 
 
 @pytest.mark.parametrize("arguments", [["sessions"], ["sessions", "--json"]])
-def test_output_that_cannot_be_written_is_an_error_and_closed_output_is_none(arguments: list[str]) -> None:
+def test_unwritable_output_is_an_error_and_closed_output_is_none(arguments: list[str]):
     command = [sys.executable, "-m", "stoker.manager.cli.main", *arguments]
     with open("/dev/full", "w") as full:
         said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -412,7 +406,7 @@ def test_output_that_cannot_be_written_is_an_error_and_closed_output_is_none(arg
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_a_command_that_lacks_something_says_what_to_type(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_command_that_lacks_something_says_what_to_type(tmp_path: Path, words: list[str], said: str):
     (tmp_path / "mine.py").touch()
     (tmp_path / "models.toml").touch()
     command = [sys.executable, "-m", "stoker.manager.cli.main", *words]

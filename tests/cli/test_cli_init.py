@@ -1,4 +1,4 @@
-"""`stoker init`, and doctor's look at a cluster: what real commands print, and what is made of it."""
+"""`stoker init` and doctor on a cluster, from the output of real commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
@@ -18,8 +18,6 @@ from stoker.manager.cli.surroundings import Gpus, HostFacts, ScratchPlace, Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult
 from stoker.site import ProviderKind, ProvisioningName
-
-Stoker = Callable[..., Result]
 
 SINFO = """\
 backfill*|up|1-00:00:00|2|4|4000|gpu:a10:1|1|REQUEUE
@@ -63,7 +61,7 @@ def around(**more: object) -> HostFacts:
     return HostFacts(**(facts | more))  # type: ignore[arg-type]
 
 
-def test_what_slurm_has_is_read_from_its_commands() -> None:
+def test_what_slurm_has_is_read_from_its_commands():
     slurm = surroundings.ask(answering())
     assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
     backfill, main, cpu = slurm.partitions
@@ -75,7 +73,7 @@ def test_what_slurm_has_is_read_from_its_commands() -> None:
     assert [slurm.is_preemptible(each) for each in slurm.partitions] == [True, False, True]
 
 
-def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
+def test_a_cluster_without_accounting_or_preemption_or_answer():
     slurm = surroundings.ask(
         answering(
             sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
@@ -97,17 +95,17 @@ def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
     [("infinite", 0), ("n/a", 0), ("30", 1800), ("30:00", 1800), ("4:00:00", 14400), ("1-00:00:00", 86400),
      ("2-12", 216000), ("1-00:30", 88200)],
 )  # fmt: skip
-def test_limits_are_read(text: str, seconds: float) -> None:
+def test_limits_are_read(text: str, seconds: float):
     assert surroundings.read_limit(text) == seconds
 
 
-def test_gpus_are_read_with_or_without_a_type() -> None:
+def test_gpus_are_read_with_or_without_a_type():
     assert surroundings.read_gres("gpu:2") == [("", 2)]
     assert surroundings.read_gres("gpu:a100_3g.20gb:4(S:0-1),shard:8") == [("a100_3g.20gb", 4)]
     assert surroundings.read_gres("(null)") == []
 
 
-def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
+def test_a_site_file_for_slurm_takes_the_idle_gpus():
     made = init.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
@@ -128,7 +126,7 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 """
 
 
-def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
+def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
@@ -138,7 +136,7 @@ def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
 
 
-def test_htcondor_is_asked_for_one_gpus_part_of_a_machine() -> None:
+def test_htcondor_is_asked_for_one_gpus_part_of_a_machine():
     nodes = tuple(surroundings.read_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
     assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
     made = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
@@ -150,7 +148,7 @@ def test_htcondor_is_asked_for_one_gpus_part_of_a_machine() -> None:
     assert any("the machines are not known; change them" in why for why in unknown.reasons)
 
 
-def test_the_partition_that_is_named_is_taken_or_refused() -> None:
+def test_the_partition_that_is_named_is_taken_or_refused():
     made = init.draft(around(), partition="cpu")
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
@@ -159,19 +157,19 @@ def test_the_partition_that_is_named_is_taken_or_refused() -> None:
         init.draft(around(), partition="gpu")
 
 
-def test_a_fast_network_is_named() -> None:
+def test_a_fast_network_is_named():
     made = init.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
     assert parse_site(made.text, file="s").session.interface == "ib0"
     assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
 
 
-def test_a_home_that_others_do_not_see_is_said() -> None:
+def test_a_home_that_others_do_not_see_is_said():
     assert any("stoker up --folder DIR" in why for why in init.draft(around(home_shared=False)).reasons)
     assert not any("--folder" in why for why in init.draft(around()).reasons)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
-def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind) -> None:
+def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind):
     command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
     made = init.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
     site = parse_site(made.text, file="site.toml")
@@ -179,13 +177,13 @@ def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind) -> 
     assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
 
 
-def test_a_slurm_that_does_not_answer_gets_a_file_to_fill_in() -> None:
+def test_a_slurm_that_does_not_answer_gets_a_file_to_fill_in():
     made = init.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
     assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
     assert "Unable to contact slurm controller" in made.reasons[0]
 
 
-def test_queues_are_read_from_what_their_systems_print() -> None:
+def test_queues_are_read_from_what_their_systems_print():
     pbs = """\
 Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
 ---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
@@ -202,10 +200,7 @@ night            20  Closed:Inact      -    -    -    -     0     0     0     0
     assert surroundings.read_queues("all.q\ngpu.q\n", ProviderKind.GRID_ENGINE) == ["all.q", "gpu.q"]
 
 
-def test_scratch_is_where_the_environment_says_and_one_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A place that is named twice, is not there or takes no files is none to propose."""
+def test_scratch_is_where_the_environment_says_and_one_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mine, work, full = tmp_path / "mine", tmp_path / "work", tmp_path / "a file"
     mine.mkdir()
     work.mkdir()
@@ -225,7 +220,7 @@ def test_scratch_is_where_the_environment_says_and_one_can_write(
     assert str(full) not in [each.path for each in surroundings.scratch_places()]
 
 
-def test_a_file_system_is_that_of_the_nearest_mount() -> None:
+def test_a_file_system_is_that_of_the_nearest_mount():
     mounts = {"/": "ext4", "/home": "nfs4", "/home/ana/scratch": "xfs"}
     assert surroundings.file_system(Path("/home/ana/.local"), mounts) == "nfs4"
     assert surroundings.file_system(Path("/home/ana/scratch/x"), mounts) == "xfs"
@@ -234,10 +229,9 @@ def test_a_file_system_is_that_of_the_nearest_mount() -> None:
 
 def test_init_writes_what_can_be_read_and_overwrites_nothing(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system here
-    first = stoker("init")
-    assert first.exit_code == 0, first.exception
+    first = stoker.ok("init")
     assert first.output.startswith("wrote site.toml: this machine\n")
     assert parse_site((tmp_path / "site.toml").read_text(), file="site.toml").is_local
     again = stoker("init")
@@ -245,7 +239,7 @@ def test_init_writes_what_can_be_read_and_overwrites_nothing(
     assert stoker("init", "--output", "-").output == (tmp_path / "site.toml").read_text()
 
 
-def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
+def test_a_site_that_does_not_fit_is_told_what_is_there():
     slurm = surroundings.ask(answering())
 
     def faults(text: str) -> list[str]:
@@ -264,7 +258,7 @@ def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
     ]
 
 
-def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
     network, scheduler = doctor_site.site_fits(site)
@@ -273,16 +267,16 @@ def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monke
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
-def test_files_below_a_private_tmp_are_warned_of() -> None:
-    said = list(doctor_site._below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
+def test_files_below_a_private_tmp_are_warned_of():
+    said = list(doctor_site.below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
         "site lab: Python is /tmp/venv/bin/python, which jobs do not see where they have a /tmp"
     )
-    assert not list(doctor_site._below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+    assert not list(doctor_site.below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
 
-def test_a_probe_asks_for_one_minute_of_one_block() -> None:
+def test_a_probe_asks_for_one_minute_of_one_block():
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
     probe = doctor_site.one_minute(site)
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
@@ -290,9 +284,7 @@ def test_a_probe_asks_for_one_minute_of_one_block() -> None:
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
 
 
-def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_working_htcondor_is_chosen_over_unconfigured_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     answers = {
         "sbatch": "exit 1",
         "sinfo": 'echo slurm-wlm 22.05.8; [ "$1" = --version ] || exit 1',
@@ -306,7 +298,7 @@ def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
     assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
 
 
-def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
+def test_a_cpu_cluster_is_asked_for_most_of_a_node():
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
     slurm = init.draft(around(slurm=surroundings.ask(answering(sinfo=cpu))))
     nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
@@ -320,7 +312,7 @@ def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
-def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str) -> None:
+def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str):
     nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
     draft = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
     assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
@@ -335,8 +327,7 @@ def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str) 
         ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
     ],
 )
-def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level: Level | None, told: str) -> None:
-    """Sessions are closed to other users, and HTCondor runs jobs as those where `UID_DOMAIN` differs."""
+def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level: Level | None, told: str):
     nodes = tuple(surroundings.read_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
     findings = list(doctor_site.slot_users("site pool", pool))
@@ -345,14 +336,14 @@ def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level
     assert all("shared_files = false" in finding.fix for finding in findings)
 
 
-def test_machines_that_say_nothing_are_not_known() -> None:
-    """As daemons are printed instead of slots, with exit code 0."""
+def test_machines_that_say_nothing_are_not_known():
+    """HTCondor may print daemons instead of slots, with exit code 0."""
     assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
     [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
     assert (node.gpus, node.user_domain) == (0, "")
 
 
-def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_path: Path) -> None:
+def test_closed_home_is_warned_of_where_slot_users_run_jobs(tmp_path: Path):
     closed = tmp_path / "home"
     (closed / "venv" / "bin").mkdir(parents=True)
     for folder in (*reversed(closed.parents), closed / "venv", closed / "venv" / "bin"):
@@ -360,6 +351,6 @@ def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_p
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [finding.text for finding in doctor_site._seen_by_slot_users("site pool", python)]
+    said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
     assert len(said) <= 1  # a folder above may be closed, too, and is named then
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -1,4 +1,4 @@
-"""Every option of every command, given what it cannot be: one line names the option or the value; no traceback."""
+"""Each option of each command with a wrong value: one line names the option or the value, without a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS = {
     "tune status": ["x"], "tune report": ["x"], "run embed": ["texts.jsonl", "--model", "small"],
     "run encoder_lengths": ["--model", "small"],
 }  # fmt: skip
-"""What a command wants beside its options."""
+"""Required arguments of commands."""
 WRONG_TEXTS = {
     "-k": ["peer"],
     "--session": ["no-such-session"],
@@ -66,7 +66,6 @@ NOT_HERE = {
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its name."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -78,7 +77,6 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def wrong(kind: click.ParamType, option: str) -> list[str]:
-    """What an option cannot be."""
     if isinstance(kind, WholeNumber):
         return ["many", "0", "-1", "1.5", "9" * 30, "9" * 5000]
     if isinstance(kind, Seconds):
@@ -99,7 +97,6 @@ CASES = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a file, a text, and what looks like a model; no session is known."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: what is known before is put back
@@ -112,7 +109,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("command", "option", "value"), CASES)
-def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str) -> None:
+def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str):
     ran = CliRunner().invoke(cli, [*command.split(), *ARGUMENTS.get(command, []), option, value])
     if isinstance(ran.exception, StokerError):
         said = str(ran.exception)
@@ -123,7 +120,6 @@ def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str
     assert "Traceback" not in said
 
 
-def test_what_is_left_out_is_there() -> None:
-    """The list of exceptions names nothing that has gone."""
+def test_what_is_left_out_is_there():
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

@@ -1,4 +1,4 @@
-"""What `stoker doctor` says was left behind: of sessions that are over, and of nobody else's."""
+"""Processes and jobs of ended sessions that `stoker doctor` finds."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ PilotOf = Callable[..., int]
 
 
 def until_it_has_its_own_command_line(process: subprocess.Popen[bytes], word: str) -> None:
-    """In the first moments, after `Popen` has returned too, /proc shows none."""
     until(lambda: any(word in each for each in psutil.Process(process.pid).cmdline()), what="a command line")
 
 
 @pytest.fixture
 def pilot_of() -> Iterator[PilotOf]:
-    """Starts a process that looks like a pilot of a session folder; its id."""
     there: list[subprocess.Popen[bytes]] = []
 
     def start(folder: Path, *, module: str = "stoker.pilot.main", **environ: str) -> int:
@@ -63,16 +61,13 @@ def left_behind() -> set[int]:
     return {orphan.pid for orphan in doctor.orphaned()}
 
 
-def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager) -> None:
-    assert manager.process is not None
+def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager):
     assert manager.process.pid not in left_behind()
     os.rename(manager.folder.path, f"{manager.folder.path}-hidden")
     assert manager.process.pid in left_behind()
 
 
-def test_only_processes_of_sessions_that_are_over_are_left_behind(
-    manager: Manager, pilot_of: PilotOf, tmp_path: Path
-) -> None:
+def test_only_processes_of_sessions_that_are_over_are_left_behind(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
     ended, stays, starts, copied = (SessionFolder(tmp_path / name) for name in ("ended", "stays", "starts", "copied"))
     for each in (ended, stays, starts, copied):
         each.make()
@@ -90,7 +85,7 @@ def test_only_processes_of_sessions_that_are_over_are_left_behind(
     assert not others & found
 
 
-def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_path: Path) -> None:
+def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_path: Path):
     worker = tmp_path / "vine_worker"
     worker.symlink_to("/bin/sleep")
     gone = str(tmp_path / "gone")
@@ -107,7 +102,7 @@ def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_pa
     assert found == [doctor.OrphanProcess(there[0].pid, "vine_worker", gone)]
 
 
-def test_the_pilot_of_a_program_that_died_with_its_manager_is_left_behind(manager: Manager, pilot_of: PilotOf) -> None:
+def test_pilot_is_left_behind_when_program_and_manager_died(manager: Manager, pilot_of: PilotOf):
     pilot = pilot_of(manager.folder.path)
     assert pilot not in left_behind()
     manager.kill()
@@ -126,7 +121,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm
 @pytest.mark.parametrize("engine", list(Engine))
 def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
     manager: Manager, slurm: FakeSlurm, tmp_path: Path, engine: Engine
-) -> None:
+):
     folder = SessionFolder(tmp_path / "over")
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))

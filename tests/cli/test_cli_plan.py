@@ -1,17 +1,16 @@
-"""`stoker plan` over measurements that were made before."""
+"""`stoker plan` over earlier measurements."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.advice import estimating
@@ -21,8 +20,6 @@ from stoker.manager.executor.session_files import SourceShelf
 from stoker.manager.live.advisor import performance
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder
-
-Stoker = Callable[..., Result]
 
 
 @pytest.fixture
@@ -42,9 +39,8 @@ def measured() -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
-    shown = stoker("plan", site, "fact_verification", "--inputs", "6400")
-    assert shown.exit_code == 0, shown.exception
+def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str):
+    shown = stoker.ok("plan", site, "fact_verification", "--inputs", "6400")
     lines = shown.output.splitlines()
     assert lines[0].startswith("plan · fact_verification on pool · 6,400 inputs in 400 calls")
     assert any(line.startswith("  finish ") and "in 8 of 10 cases" in line for line in lines)
@@ -55,7 +51,7 @@ def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_what_a_run_costs_is_its_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str) -> None:
+def test_cost_is_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str):
     def costs() -> list[float]:
         shown = stoker("plan", site, "claims.py:verify", "--inputs", "300").output.splitlines()
         [line] = [line for line in shown if line.startswith("  cost ")]
@@ -73,7 +69,7 @@ def test_what_a_run_costs_is_its_device_hours_at_the_price_of_the_site(stoker: S
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str) -> None:
+def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str):
     told = msgspec.json.decode(stoker("plan", site, "claims.py:verify", "--inputs", "50", "--json").output)
     assert told["work"] == {
         "app": "claims.py:verify", "function": f"{Path.cwd()}/claims.py:verify", "inputs": 50,
@@ -87,7 +83,7 @@ def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str
 
 
 @pytest.mark.usefixtures("measured")
-def test_inputs_that_are_packed_otherwise_than_they_were_measured_cost_the_same_each(stoker: Stoker) -> None:
+def test_inputs_packed_otherwise_than_measured_cost_the_same_each(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
 
     def told(app: str, *more: str) -> list[str]:
@@ -103,20 +99,20 @@ def test_inputs_that_are_packed_otherwise_than_they_were_measured_cost_the_same_
 
 
 @pytest.mark.usefixtures("measured")
-def test_an_unknown_name_is_told_the_nearest(stoker: Stoker, site: str) -> None:
+def test_an_unknown_name_is_told_the_nearest(stoker: Stoker, site: str):
     error = stoker("plan", site, "verfy", "--inputs", "5").exception
     assert isinstance(error, ConfigError)
     assert "did you mean verify?" in str(error)
 
 
-def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str) -> None:
+def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str):
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
     assert "make a short one first" in str(error)
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_function_whose_inputs_were_packed_is_planned_with_as_many_a_call(stoker: Stoker) -> None:
+def test_function_with_packed_inputs_is_planned_with_as_many_a_call(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     store = performance()
     store.record_runs("r", kind="NVIDIA A10", function="packed", run_s=[2.0] * 40, calls=10, items=16)
@@ -135,7 +131,7 @@ def record(function: str, *, run_s: float) -> None:
     store.close()
 
 
-def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker) -> None:
+def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     for program, run_s in (("first.py", 1.0), ("second.py", 9.0)):
         record(f"{Path.cwd().resolve()}/{program}:slow", run_s=run_s)
@@ -159,7 +155,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker) -> None:
+def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
     for program in ("first.py", "second.py"):
         Path(program).write_text(PROGRAM_THAT_RUNS)
@@ -171,7 +167,7 @@ def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker) -> None:
     assert "first.py:slow" in str(stoker("plan", "here.toml", "slow", "--inputs", "9").exception)
 
 
-def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker) -> None:
+def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     record("slow", run_s=5.0)  # by a version that remembered no file
     assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
@@ -199,7 +195,7 @@ def score(context, text, batch_size=16):
 
 
 def ran_before(folder: Path, program: str) -> None:
-    """The same program has run in a session before, which has remembered its source and what it took."""
+    """Leave the source and the measurements of an earlier session."""
     session = SessionFolder(folder / "session")
     session.make()
     file = folder / "before.py"
@@ -222,15 +218,14 @@ def ran_before(folder: Path, program: str) -> None:
 @pytest.mark.parametrize("context", ['model("small")', "made"])
 def test_a_function_that_never_ran_is_planned_by_similar_ones(
     stoker: Stoker, tmp_path: Path, context: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     pytest.importorskip("numpy", reason="similar recipes are found with it")
     ran_before(tmp_path, PROGRAM.format(comment="Scores.", context='model("small")', assigned=""))
     text = PROGRAM.format(comment="Says how good a text is.", context=context, assigned='made = model("small")')
     (tmp_path / "mine.py").write_text(text)
     site = tmp_path / "here.toml"
     site.write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    shown = stoker("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
     assert "no call of score was measured; one is estimated to run 4" in shown.output
     assert "its context is estimated to load in 3" in shown.output
     assert "how sure this is: poor" in shown.output
@@ -249,7 +244,7 @@ def test_a_function_that_never_ran_is_planned_by_similar_ones(
         ("{folder}/fine.py:score", "nothing like score of .*fine.py was measured yet"),
     ],
 )
-def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str) -> None:
+def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str):
     pytest.importorskip("numpy", reason="similar recipes are found with it")
     estimating.history.cache_clear()
     (tmp_path / "broken.py").write_bytes(b"def score(:\n\xff\x00")
@@ -261,6 +256,6 @@ def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: 
     assert re.search(says, str(shown.exception)), shown.exception
 
 
-def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str) -> None:
+def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str):
     shown = stoker("plan", site, "mine.py:score")
     assert "say how many inputs mine.py:score is to get" in str(shown.exception)

@@ -1,31 +1,27 @@
-"""What `status`, `explain` and `doctor` print, from what they are told. Pure."""
+"""Lines of `status`, `explain` and `doctor`."""
 
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from stoker.manager.cli import calls, doctor_machine, down, explain, logs, status, up
+from stoker.log_files import drop_middle
+from stoker.manager.cli import calls, doctor_machine, down, logs, status, up
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.session_remains import LeftBehind
+from stoker.manager.cli.status import out_of_sight
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
-from stoker.protocol.status import (
-    ContextStatus,
-    DeviceStatus,
-    LibraryStatus,
-    ObjectStatus,
-    PilotStatus,
-    StoryLine,
-)
+from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, ObjectStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls, Status, Story
-from stoker.site import Provider, ProviderKind, Site
+from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
 NOTHING = Status(
     session="k3v9", uptime_s=3, queued=0, running=0, done=0, failed=0, rate=0, left_s=0, pilots=(), libraries=(),
@@ -55,13 +51,13 @@ BUSY = msgspec.structs.replace(
 )  # fmt: skip
 
 
-def test_calls_that_were_cancelled_did_not_fail() -> None:
+def test_calls_that_were_cancelled_did_not_fail():
     one = msgspec.structs.replace(NOTHING, done=9, failed=1, cancelled=2)
     assert "9 calls done, 1 failed, 2 cancelled, 0 running" in status.render(one)[0]
     assert "1 call done, 2 cancelled" in status.render(msgspec.structs.replace(one, done=1, failed=0))[0]
 
 
-def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> None:
+def test_a_log_gets_changes_of_the_state_and_one_line_for_calls():
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
     assert status.log_lines(BUSY, before=None) == [*status.render(BUSY), ""]
     assert status.log_lines(later, before=BUSY) == [], "time goes by, and no more"
@@ -77,13 +73,13 @@ def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> N
         assert status.log_lines(changed, before=later) == [*status.render(changed), ""]
 
 
-def test_who_decides_is_shown_where_it_is_not_the_default() -> None:
+def test_who_decides_is_shown_where_it_is_not_the_default():
     shown = status.render(NOTHING, policy="spare.py:Spare, dispatch random")
     assert shown == [*status.render(NOTHING), "  policy    spare.py:Spare, dispatch random"]
     assert status.log_lines(NOTHING, before=None, policy="random")[-2] == "  policy    random"
 
 
-def test_an_empty_session_is_two_short_lines() -> None:
+def test_an_empty_session_is_two_short_lines():
     assert status.render(NOTHING) == [
         "session k3v9 · up 3.0 s · 0 calls done, 0 running, 0 queued",
         "",
@@ -91,7 +87,7 @@ def test_an_empty_session_is_two_short_lines() -> None:
     ]
 
 
-def test_a_busy_session_says_all_of_it() -> None:
+def test_a_busy_session_says_all_of_it():
     assert status.render(BUSY) == [
         "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 failed, 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
@@ -120,30 +116,30 @@ def test_a_busy_session_says_all_of_it() -> None:
         ({"served": 0, "running": 0, "hot": 0, "queued": 0}, "never used"),
     ],
 )
-def test_how_often_a_load_was_used_counts_calls_that_ran(facts: dict[str, Any], said: str) -> None:
+def test_how_often_a_load_was_used_counts_calls_that_ran(facts: dict[str, Any], said: str):
     context = msgspec.structs.replace(LLM, **facts)
     [line] = [line for line in status.render(msgspec.structs.replace(NOTHING, contexts=(context,))) if " load" in line]
     assert said in line
 
 
-def test_a_forecast_of_no_time_is_less_than_a_second() -> None:
+def test_a_forecast_of_no_time_is_less_than_a_second():
     soon = msgspec.structs.replace(BUSY, left_s=0.00002)
     assert status.render(soon)[0].endswith("done in less than 1 s")
 
 
-def test_a_pilot_of_one_device_is_one_row() -> None:
+def test_a_pilot_of_one_device_is_one_row():
     small = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.01)
     assert status.render(msgspec.structs.replace(NOTHING, pilots=(small,)))[-1:] == [
         "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  0.6 calls/min"
     ]
 
 
-def test_a_pilot_of_which_nothing_ended_lately_shows_no_rate() -> None:
+def test_a_pilot_of_which_nothing_ended_lately_shows_no_rate():
     idle = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.0, ended=240)
     assert "calls/" not in status.render(msgspec.structs.replace(NOTHING, pilots=(idle,)))[-1]
 
 
-def test_contexts_that_wait_side_by_side_have_a_forecast_each() -> None:
+def test_contexts_that_wait_side_by_side_have_a_forecast_each():
     other = msgspec.structs.replace(LLM, name="nli-02c1", left_s=127.0, waits_for="its hot library is busy")
     two = msgspec.structs.replace(BUSY, contexts=(LLM, other))
     assert "  calls of nli-02c1 wait: its hot library is busy; done in about 2 min 10 s" in status.render(two)
@@ -152,7 +148,7 @@ def test_contexts_that_wait_side_by_side_have_a_forecast_each() -> None:
     )
 
 
-def test_calls_without_a_context_are_called_that() -> None:
+def test_calls_without_a_context_are_called_that():
     plain = msgspec.structs.replace(LLM, key="bare", name="bare", last_failure="no room")
     one = msgspec.structs.replace(NOTHING, contexts=(plain,), pilots=(NODE,), libraries=(
         LibraryStatus(1, "bare", "ready", "", "n014-ab12", ("cuda:0",), 1, 240, 1, 1),
@@ -168,7 +164,7 @@ def block(name: str, phase: BlockPhase, *, reason: str = "", expected_in_s: floa
     return BlockStatus(block=name, phase=phase.value, reason=reason, expected_in_s=expected_in_s, **facts)
 
 
-def test_blocks_are_told_by_phase_with_reason_and_expected_start() -> None:
+def test_blocks_are_told_by_phase_with_reason_and_expected_start():
     jobs = (
         block("b1", BlockPhase.RUNNING, pilots=("n014-ab12",)),
         block("b2", BlockPhase.RUNNING, since_s=42),
@@ -192,7 +188,7 @@ def test_blocks_are_told_by_phase_with_reason_and_expected_start() -> None:
     )
 
 
-def test_what_is_wrong_stands_in_the_picture() -> None:
+def test_what_is_wrong_stands_in_the_picture():
     sick = msgspec.structs.replace(NODE.devices[0], fault="gave a wrong matrix product, twice")
     going = msgspec.structs.replace(
         NODE, devices=(sick, NODE.devices[1]), state="draining", draining="calls take 40 s, its walltime ends in 30 s"
@@ -221,19 +217,19 @@ def test_what_is_wrong_stands_in_the_picture() -> None:
     assert told[-1].endswith("draining: calls take 40 s, its walltime ends in 30 s")
 
 
-def test_a_session_prints_in_a_program_as_it_does_on_the_command_line() -> None:
+def test_a_session_prints_in_a_program_as_it_does_on_the_command_line():
     assert str(BUSY) == "\n".join(status.render(BUSY))
     assert str(Story("n014", True, "here", (StoryLine(0.0, "joined"),))).startswith("n014  here\n  19")
 
 
-def test_ids_of_jobs_that_follow_each_other_are_a_range() -> None:
+def test_ids_of_jobs_that_follow_each_other_are_a_range():
     assert show_status.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
     assert show_status.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
     assert show_status.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
     assert show_status.job_ids([]) == ""
 
 
-def test_a_start_that_is_expected_tells_the_clock_and_the_wait() -> None:
+def test_a_start_that_is_expected_tells_the_clock_and_the_wait():
     now = datetime.datetime(2026, 11, 21, 23, 50)
     assert show_status.start_in_words(300, now) == "23:55 (in 5 min)"
     assert show_status.start_in_words(3600, now) == "2026-11-22 00:50 (in 1 h)"
@@ -243,7 +239,7 @@ HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
 BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
 
 
-def test_up_says_where_it_is_and_what_is_queued() -> None:
+def test_up_says_where_it_is_and_what_is_queued():
     jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
     now = datetime.datetime(2026, 11, 21, 10, 31)
     folder = SessionFolder("/home/ana/k3v9")
@@ -256,7 +252,7 @@ def test_up_says_where_it_is_and_what_is_queued() -> None:
     ]
 
 
-def test_up_says_why_what_was_submitted_is_over() -> None:
+def test_up_says_why_what_was_submitted_is_over():
     over = msgspec.structs.replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
     why = "block of source backfill: ended: exit code 1: module: command not found"
     lines = up.render(over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
@@ -269,7 +265,7 @@ def test_up_says_why_what_was_submitted_is_over() -> None:
     ]
 
 
-def test_only_where_all_was_refused_a_session_has_come_up_in_vain() -> None:
+def test_only_where_all_was_refused_a_session_has_come_up_in_vain():
     def refused(**more: Any) -> bool:
         return up.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
@@ -281,7 +277,7 @@ def test_only_where_all_was_refused_a_session_has_come_up_in_vain() -> None:
     assert not refused(ended_blocks={})
 
 
-def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
+def test_attach_says_how_many_calls_are_open_and_down_what_is_left():
     assert (
         status.leave(BUSY, name="k3v9", stays=True)
         == "session k3v9 stays up with 51,328 open calls; `stoker down k3v9` ends it"
@@ -295,7 +291,7 @@ def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
     ]
 
 
-def test_down_says_what_the_session_had_done_and_what_it_ended() -> None:
+def test_down_says_what_the_session_had_done_and_what_it_ended():
     jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
     before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
     assert down.ended(before, name="k3v9") == (
@@ -319,26 +315,27 @@ def test_down_says_what_the_session_had_done_and_what_it_ended() -> None:
         ({"lost_pilots": 0, "rerun_calls": 3}, "3 calls run again, 0 results lost"),
     ],
 )
-def test_losses_are_told_by_their_reasons(facts: dict[str, Any], line: str) -> None:
+def test_losses_are_told_by_their_reasons(facts: dict[str, Any], line: str):
     assert f"  losses    {line}" in status.render(msgspec.structs.replace(NOTHING, **facts))
     assert not any("losses" in shown for shown in status.render(NOTHING))
 
 
-def test_a_session_that_is_over_makes_no_promises() -> None:
+def test_a_session_that_is_over_makes_no_promises():
     lines = status.render(BUSY, over=True)
     assert lines[0].startswith("session k3v9 · was up 2 h 14 min")
     assert "done in about" not in lines[0]
     assert not any("waits:" in line for line in lines)
 
 
-def test_a_story_has_times_and_the_date_where_it_changes() -> None:
+def test_a_story_has_times_and_the_date_where_it_changes():
     today = datetime.datetime.combine(datetime.date.today(), datetime.time(10, 22, 7))
     yesterday = today - datetime.timedelta(days=1)
     lines = (
         StoryLine(yesterday.timestamp(), "submitted"),
         StoryLine(today.timestamp(), "sent to lib-3\nwhere it is hot"),
     )
-    assert explain.render(Story("c-12", True, "verify  wants llm-7f3a", lines)) == [
+    found = show_status.story_lines(Story("c-12", True, "verify  wants llm-7f3a", lines), today=today.date())
+    assert found == [
         "call c-12  verify  wants llm-7f3a",
         f"  {yesterday:%Y-%m-%d}",
         "  10:22:07  submitted",
@@ -346,10 +343,11 @@ def test_a_story_has_times_and_the_date_where_it_changes() -> None:
         "  10:22:07  sent to lib-3",
         "            where it is hot",
     ]
-    assert explain.render(Story("n014", True, "here", lines[1:]))[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
+    pilot = show_status.story_lines(Story("n014", True, "here", lines[1:]), today=today.date())
+    assert pilot[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
 
 
-def test_where_a_call_printed_is_read_from_its_story() -> None:
+def test_where_a_call_printed_is_read_from_its_story():
     places = logs.printed(
         ["submitted", "printed /s/pilots/n 1:2/lib-3.log:10-52", "ended; printed /a.log:0-0 (nothing)", "printed x:1-2"]
     )
@@ -359,12 +357,12 @@ def test_where_a_call_printed_is_read_from_its_story() -> None:
     ]
 
 
-def test_the_libraries_that_a_call_took_with_it_are_read_from_its_story() -> None:
+def test_libraries_that_died_with_a_call_are_read_from_its_story():
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
     assert logs.died(texts) == ["lib-2"]
 
 
-def test_findings_stand_with_their_fixes_and_a_verdict() -> None:
+def test_findings_stand_with_their_fixes_and_a_verdict():
     good = Finding("python", Level.OK, "Python 3.12")
     bad = Finding("sockets", Level.NEED, "no CURVE", "pip install pyzmq")
     odd = Finding("files", Level.WARN, "few files", "ulimit -n 4096")
@@ -395,7 +393,7 @@ FAILED = Calls(
 )  # fmt: skip
 
 
-def test_failed_calls_are_shown_in_groups() -> None:
+def test_failed_calls_are_shown_in_groups():
     assert calls.render(FAILED)[3:] == [
         "",
         "  3,211 x  verify  ValueError at /a/claims.py:31 in verify  2 h to 3.0 s ago, the last is c-9000",
@@ -411,7 +409,48 @@ def test_failed_calls_are_shown_in_groups() -> None:
     assert shown[-1] == "why one is where it is: stoker explain c-9000 k3v9"
 
 
-def test_failed_calls_are_shown_one_by_one_with_all() -> None:
+def test_failed_calls_are_shown_one_by_one_with_all():
     shown = "\n".join(calls.render(FAILED, each=True))
     assert "c-9000  failed   3.0 s  verify  llm  ValueError: no" in shown
     assert "3,211 x" not in shown
+
+
+HERE, THERE = "tcp://10.0.0.1:21000", "tcp://10.0.0.2:21000"
+SHARED = Site(name="lab")
+POOL = Site(
+    name="pool",
+    provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
+    environment=Environment(kind=EnvironmentKind.PACKED),
+)
+
+
+def test_pilots_without_shared_files_that_lose_their_manager():
+    said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
+    assert "pilots of pool share no files with this host" in said
+    assert f"looking at {HERE}" in said
+    assert "attach from the host where it was" in said
+
+
+def test_who_finds_it_again_is_not_worried():
+    assert out_of_sight([SHARED], before=HERE, now=THERE) == ""
+    assert out_of_sight([SHARED, POOL], before=HERE, now=HERE) == ""
+
+
+LINE = b"%06d a line that some call printed\n"
+
+
+def test_call_whose_part_of_the_log_was_dropped_says_so(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
+    log = tmp_path / "lib-1.log"
+    log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
+    size = log.stat().st_size
+    assert drop_middle(log, most_bytes=1 << 20)
+    logs._show("c-1", log, start=10 << 20, end=11 << 20)
+    out, err = capfdbinary.readouterr()
+    assert out == b""
+    assert b"1.0 MB of what c-1 printed are gone" in b" ".join(err.split())
+    logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
+    out, err = capfdbinary.readouterr()
+    assert out.endswith(LINE % 1_199_999)
+    assert b"of what c-2 printed are gone" in b" ".join(err.split())
+    logs._show("c-3", log, start=0, end=len(LINE % 0))
+    assert capfdbinary.readouterr() == (LINE % 0, b"")

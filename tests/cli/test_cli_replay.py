@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer
 
 from stoker.contexts.recipe import BARE
@@ -18,11 +16,8 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
-Stoker = Callable[..., Result]
-
 
 def live(manager: Manager, client: Peer, pilot: Peer) -> None:
-    """A session of one call, from its beginning to its end."""
     call = client.hear(to_client.ClientWelcome).number << 40
     client.send(
         say.DefineRecipe(BARE),
@@ -39,7 +34,6 @@ def live(manager: Manager, client: Peer, pilot: Peer) -> None:
 
 
 def forge(path: SessionFolder, *, wrong: int) -> None:
-    """The same journal, in which one event was decided otherwise."""
     records = list(journal.read_checked(path.journal))
     checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
     events = [(now, each) for now, each in records if not isinstance(each, journal.Decided)]
@@ -53,30 +47,27 @@ def forge(path: SessionFolder, *, wrong: int) -> None:
 
 def test_a_session_that_is_over_replays(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
-    shown = stoker("replay")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("replay")
     assert shown.output.startswith("session test · ")
     assert "decisions are the same" in shown.output
     told = msgspec.json.decode(stoker("replay", str(folder.journal), "--json").output)
     assert told["replayed"]["checked"] == told["replayed"]["events"] > 0
     assert told["replayed"]["difference"] is None
     assert told["simulated"] is None
-    simulated = stoker("replay", "--simulate")
-    assert simulated.exit_code == 0, simulated.exception
+    simulated = stoker.ok("replay", "--simulate")
     assert "live, " in simulated.output.splitlines()[-1]
 
 
-def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer):
     client.hear(to_client.ClientWelcome)
     pilot.hear(to_pilot.PilotWelcome)
-    shown = stoker("replay", "test")
-    assert shown.exit_code == 0
+    shown = stoker.ok("replay", "test")
     assert "killed" not in shown.output, "its manager is alive and well"
 
 
-def test_decisions_that_are_not_in_the_journal_say_why() -> None:
+def test_decisions_that_are_not_in_the_journal_say_why():
     one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  what was decided about 1 event is not in the journal: "
     assert render(one, took_s=0.1, live=True)[-1] == (
@@ -92,7 +83,7 @@ def test_decisions_that_are_not_in_the_journal_say_why() -> None:
 
 def test_another_decision_is_told_with_its_event_and_fails(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
     events = sum(1 for _ in journal.read(folder.journal))
     forge(folder, wrong=events - 1)
@@ -106,7 +97,7 @@ def test_another_decision_is_told_with_its_event_and_fails(
 
 def test_a_journal_of_before_is_replayed_with_a_note(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-) -> None:
+):
     live(manager, client, pilot)
     events = list(journal.read(folder.journal))
     folder.journal.unlink()
@@ -114,10 +105,9 @@ def test_a_journal_of_before_is_replayed_with_a_note(
     for now, event in events:
         book.write(now, event)
     book.close()
-    result = stoker("replay")
-    assert result.exit_code == 0
+    result = stoker.ok("replay")
     assert "nothing was compared" in result.output
 
 
-def test_what_is_no_session_is_refused(stoker: Stoker) -> None:
+def test_what_is_no_session_is_refused(stoker: Stoker):
     assert isinstance(stoker("replay", "nobody").exception, SessionError)

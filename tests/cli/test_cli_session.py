@@ -1,4 +1,4 @@
-"""The command line against a real manager process, and against what is left of one."""
+"""The command line with a real manager process, or with its remains."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager, Peer, key_pair, session_folder
 from polling import PATIENCE_S
 
@@ -30,11 +29,8 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
 from stoker.protocol.session import SessionFile, SessionFolder
 
-Stoker = Callable[..., Result]
-
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> None:
-    """One call from submission to its end, with the pilot played by hand."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(
@@ -49,10 +45,9 @@ def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> 
     client.hear(to_client.Results)
 
 
-def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
-    result = stoker("status")
-    assert result.exit_code == 0
+    result = stoker.ok("status")
     assert result.output.startswith("session test · up ")
     assert "1 call done, 0 running, 0 queued" in result.output
     assert "n014-ab12  cpu:0" in result.output
@@ -65,7 +60,7 @@ def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> 
 
 def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
     stoker: Stoker, folder: SessionFolder, tmp_path: Path
-) -> None:
+):
     (tmp_path / "mine.py").write_text("from stoker.manager.policies import HottestFirst as Mine\n")
     text = f'[policy]\nname = "exclusive"\ndispatch = "{tmp_path}/mine.py:Mine"\n'
     keep_policies(folder, [parse_site(text, file="site.toml")])
@@ -81,7 +76,7 @@ def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
 
 def test_elsewhere_a_live_session_comes_before_a_newer_ended_one(
     stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     client.hear(to_client.ClientWelcome)
     over = SessionFolder(tmp_path / "over")
     over.make()
@@ -94,7 +89,7 @@ def test_elsewhere_a_live_session_comes_before_a_newer_ended_one(
 
 def test_a_call_of_another_session_is_found_and_its_session_named(
     stoker: Stoker, client: Peer, pilot: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     log = folder.pilot("n014-ab12") / "lib-1.log"
     log.parent.mkdir()
     log.write_bytes(b"said\n")
@@ -113,36 +108,31 @@ def test_a_call_of_another_session_is_found_and_its_session_named(
         own.close()
 
 
-def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker) -> None:
-    """An observer that leaves does not end the session, and none is counted as a client."""
+def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker):
     client.hear(to_client.ClientWelcome)
     for _ in range(3):
-        assert stoker("status").exit_code == 0
+        stoker.ok("status")
     with Observer(manager.folder) as observer:
         assert observer.status().refused == {}
-    assert manager.process is not None
     assert manager.process.poll() is None
 
 
-def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
-    about_pilot = stoker("explain", "n014-ab12")
-    assert about_pilot.exit_code == 0, about_pilot.exception
+    about_pilot = stoker.ok("explain", "n014-ab12")
     assert about_pilot.output.startswith("n014-ab12  here")
-    about_call = stoker("explain", "c-7")
-    assert about_call.exit_code == 0, about_call.exception
+    about_call = stoker.ok("explain", "c-7")
     assert about_call.output.startswith("call c-7  verify  wants no context")
     assert "submitted" in about_call.output
     told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
     assert told["story"]["found"] is True
 
 
-def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
     client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
-    shown = stoker("calls", "--limit", "3")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("calls", "--limit", "3")
     lines = [line.split() for line in shown.output.splitlines()]
     running = next(line for line in lines if line[1:2] == ["running"])
     assert (running[0], running[4:7]) == ("c-8", ["verify", "no", "context"])
@@ -151,12 +141,12 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
     assert len(told["calls"]["calls"]) == 2
     assert told["calls"]["running"] + told["calls"]["waiting"] == 40
-    assert stoker("explain", told["calls"]["calls"][0]["call"], "test").exit_code == 0
+    stoker.ok("explain", told["calls"]["calls"][0]["call"], "test")
 
 
 def test_calls_of_a_session_that_is_over_come_from_its_journal(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer
-) -> None:
+):
     number = client.hear(to_client.ClientWelcome).number
     client.send(
         say.DefineRecipe(BARE),
@@ -181,7 +171,7 @@ def test_calls_of_a_session_that_is_over_come_from_its_journal(
 
 def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
     stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
-) -> None:
+):
     log = folder.pilot("n014-ab12") / "lib-1.log"
     log.parent.mkdir()
     log.write_text("FileNotFoundError: no such model\n")
@@ -196,14 +186,13 @@ def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
         failure = Failure(FailureKind.CONTEXT, "the loader raised", "n014-ab12", library, log=str(log))
         pilot.send(say.LibraryGone(library, failure, loading=True))
     client.hear(to_client.Results)
-    result = stoker("logs", "c-7")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("logs", "c-7")
     assert result.stdout == "FileNotFoundError: no such model\n"
     assert f"c-7 did not run: its context could not be loaded; this is {log}" in result.stderr
     assert f"its library's log is {log}" in stoker("explain", "c-7").output
 
 
-def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, pilot: Peer):
     pilot.hear(to_pilot.PilotWelcome)
     result = stoker("explain", "n014-ab21")
     assert isinstance(result.exception, SessionError)
@@ -211,37 +200,30 @@ def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, 
     assert isinstance(stoker("explain", "c-99").exception, SessionError)
 
 
-def test_logs_of_a_call_are_exactly_what_it_printed(
-    stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
-) -> None:
+def test_logs_of_a_call_are_exactly_what_it_printed(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
     log = folder.pilot("n014-ab12") / "lib-1.log"
     log.parent.mkdir()
     log.write_bytes("before\nmäßig\nafter\n".encode())
     run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
-    result = stoker("logs", "c-7")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("logs", "c-7")
     assert result.stdout == "mäßig\n"
     assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
 
 
-def test_a_session_that_is_over_tells_from_its_journal(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer
-) -> None:
+def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
     client.send(say.EndSession("done"))
     manager.ended()
-    result = stoker("status")
-    assert result.exit_code == 0, result.exception
+    result = stoker.ok("status")
     assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
     assert "1 call done" in result.output
-    about_call = stoker("explain", "c-7")
-    assert about_call.exit_code == 0, about_call.exception
+    about_call = stoker.ok("explain", "c-7")
     assert "call c-7  verify" in about_call.output
 
 
-def test_an_ended_session_is_found_from_the_folder_that_it_was_started_in(
+def test_an_ended_session_is_found_from_its_start_folder(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     for number in ("000", "001"):
         folder = SessionFolder(tmp_path / "runinfo" / number / "stoker")
@@ -254,20 +236,20 @@ def test_an_ended_session_is_found_from_the_folder_that_it_was_started_in(
     assert isinstance(stoker("logs", "--session", "zz").exception, SessionError)
 
 
-def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer) -> None:
+def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer):
     client.hear(to_client.ClientWelcome)
     manager.kill()
     assert "session test ended at" in stoker("status").output
 
 
-def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFolder) -> None:
+def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFolder):
     folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     result = stoker("status")
     assert isinstance(result.exception, SessionError)
     assert "left no journal" in str(result.exception)
 
 
-def test_a_journal_that_nobody_can_read_is_one_line(stoker: Stoker, folder: SessionFolder) -> None:
+def test_a_journal_that_nobody_can_read_is_one_line(stoker: Stoker, folder: SessionFolder):
     folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     folder.journal.write_bytes(os.urandom(4096))
     for command in (["status"], ["explain", "c-1"]):
@@ -277,7 +259,7 @@ def test_a_journal_that_nobody_can_read_is_one_line(stoker: Stoker, folder: Sess
         assert str(folder.path) in str(result.exception)
 
 
-def test_no_session_says_how_to_start_one(stoker: Stoker) -> None:
+def test_no_session_says_how_to_start_one(stoker: Stoker):
     for command in (["status"], ["explain", "c-1"], ["logs"]):
         result = stoker(*command)
         assert isinstance(result.exception, SessionError)
@@ -286,7 +268,7 @@ def test_no_session_says_how_to_start_one(stoker: Stoker) -> None:
 
 def test_a_manager_that_does_not_answer_is_a_clear_error(
     stoker: Stoker, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
         lease.take(folder.lease)
@@ -297,13 +279,13 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
     assert f"end it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
 
 
-def test_a_neighbours_key_gets_no_answer(manager: Manager) -> None:
+def test_a_neighbours_key_gets_no_answer(manager: Manager):
     manager.folder.write_key("client", key_pair())
     with pytest.raises(SessionError, match="does not answer"):
         Observer(manager.folder, timeout_s=0.3).__enter__()
 
 
-def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manager) -> None:
+def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manager):
     file = manager.folder.read()
     manager.folder.write(msgspec.structs.replace(file, session="other"))
     with pytest.raises(SessionError, match="this is session test"):
@@ -312,7 +294,7 @@ def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manag
 
 def test_what_to_do_about_a_manager_of_another_version(
     stoker: Stoker, manager: Manager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     folder = manager.folder
     folder.write(msgspec.structs.replace(folder.read(), protocol=wire.VERSION - 1))
     monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # what this command says in its hello
@@ -323,17 +305,17 @@ def test_what_to_do_about_a_manager_of_another_version(
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
-def test_nobody_listens_there(address: str) -> None:
+def test_nobody_listens_there(address: str):
     assert not interfaces.is_listening(address)
 
 
-def test_an_ended_session_is_told_apart(folder: SessionFolder) -> None:
+def test_an_ended_session_is_told_apart(folder: SessionFolder):
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     with pytest.raises(SessionEndedError, match="session test ended at"):
         Observer(folder)
 
 
-def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path) -> None:
+def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path):
     listed = stoker("logs")
     assert "manager  " in listed.output
     assert str(manager.folder.manager_log) in listed.output
@@ -349,7 +331,6 @@ def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path
     grown.write_text("one\n")
     command = [sys.executable, "-m", "stoker.manager.cli.main", "logs", "n1", "-f"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ.copy()) as following:
-        assert following.stdout is not None
         assert following.stdout.readline() == b"one\n"
         with grown.open("a") as file:
             file.write("two\n")
@@ -357,7 +338,7 @@ def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path
         following.kill()
 
 
-def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manager) -> None:
+def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manager):
     folder = manager.folder
     folder.submit.mkdir(exist_ok=True)
     (folder.submit / "stoker-test-b1.err").write_text("module: command not found\n")
@@ -376,9 +357,7 @@ def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manag
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 
 
-def test_a_journal_that_is_empty_still_takes_nothing_from_the_managers_answer(
-    stoker: Stoker, manager: Manager, client: Peer
-) -> None:
+def test_an_empty_journal_takes_nothing_from_the_managers_answer(stoker: Stoker, manager: Manager, client: Peer):
     client.hear(to_client.ClientWelcome)
     manager.folder.journal.rename(manager.folder.path / "elsewhere")
     manager.folder.journal.touch()
@@ -387,11 +366,10 @@ def test_a_journal_that_is_empty_still_takes_nothing_from_the_managers_answer(
         assert "of this name" in said or "no such call" in said, command
 
 
-def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer) -> None:
+def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer):
     client.hear(to_client.ClientWelcome)
     command = [sys.executable, "-c", WATCH]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ.copy()) as watching:
-        assert watching.stdout is not None
         assert watching.stdout.readline().startswith(b"session test \xc2\xb7 up")
         client.send(say.EndSession("done"))
         rest, _ = watching.communicate(timeout=PATIENCE_S)
@@ -406,12 +384,9 @@ main.main(["status", "--watch"])
 """
 
 
-def test_attach_on_a_pipe_says_each_change_once_and_ctrl_c_leaves_the_session_up(
-    manager: Manager, client: Peer, pilot: Peer
-) -> None:
+def test_attach_on_a_pipe_says_changes_once_and_ctrl_c_leaves(manager: Manager, client: Peer, pilot: Peer):
     script = WATCH.replace('["status", "--watch"]', '["attach", "test"]')
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as attached:
-        assert attached.stdout is not None
         while not (line := attached.stdout.readline()).startswith("  n014-ab12"):
             assert line, "it has ended"
         run_a_call(client, pilot)
@@ -421,11 +396,10 @@ def test_attach_on_a_pipe_says_each_change_once_and_ctrl_c_leaves_the_session_up
         rest, _ = attached.communicate(timeout=PATIENCE_S)
     assert attached.returncode == 0
     assert rest.splitlines()[-1] == "session test goes on, and ends with its program"
-    assert manager.process is not None
     assert manager.process.poll() is None
 
 
-def test_a_closed_pipe_ends_quietly(manager: Manager) -> None:
+def test_a_closed_pipe_ends_quietly(manager: Manager):
     big = manager.folder.pilot("n1") / "pilot.log"
     big.parent.mkdir()
     big.write_bytes(b"line\n" * 1_000_000)
@@ -435,10 +409,9 @@ def test_a_closed_pipe_ends_quietly(manager: Manager) -> None:
     assert done.stderr == b""
 
 
-def test_ctrl_c_ends_a_watch_without_a_trace(manager: Manager) -> None:
+def test_ctrl_c_ends_a_watch_without_a_trace(manager: Manager):
     command = [sys.executable, "-m", "stoker.manager.cli.main", "status", "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()) as watching:
-        assert watching.stdout is not None
         watching.stdout.readline()
         watching.send_signal(2)
         _, said = watching.communicate(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`stoker sessions`: which there are, and which folders `--prune` removes and which it must not touch."""
+"""`stoker sessions`, and the folders that `--prune` removes or keeps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 from live.peers import Manager
 
 from stoker.config import parse_site, write_sites
@@ -23,12 +22,10 @@ from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 
-Stoker = Callable[..., Result]
 DAY_S = 86400.0
 
 
 def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over: bool = True) -> SessionFolder:
-    """A session of `stoker up` that has ended (or has lost its manager), `days` ago."""
     folder = detached.make(detached.collect(()), place=str(place or state_folder() / "sessions.d" / name))
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
@@ -46,7 +43,6 @@ def aged(folder: SessionFolder, days: float) -> None:
 
 
 def kept(stoker: Stoker) -> str:
-    """Why the one old session stays."""
     told = msgspec.json.decode(stoker("sessions", "--prune", "--json").output)
     assert told["removed"] == []
     [one] = told["kept"]
@@ -54,11 +50,10 @@ def kept(stoker: Stoker) -> str:
     return str(one["kept"])
 
 
-def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manager: Manager) -> None:
+def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manager: Manager):
     a_session("old1")
     a_session("lost", days=1, over=False)
-    shown = stoker("sessions")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("sessions")
     states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
     assert states == {"test": "up", "lost": "lost", "old1": "over"}
     assert "stoker attach ID brings it back" in shown.output
@@ -66,14 +61,13 @@ def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manage
     assert {(each["session"], each["state"]) for each in told} == set(states.items())
 
 
-def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, manager: Manager) -> None:
+def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, manager: Manager):
     old, young, lost = a_session("old1"), a_session("new1", days=3), a_session("lost", over=False)
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
     aged(manager.folder, 20)
     size = session_remains.size_bytes(old.path)
-    shown = stoker("sessions", "--prune")
-    assert shown.exit_code == 0, shown.exception
+    shown = stoker.ok("sessions", "--prune")
     assert "removed  old1" in shown.output
     assert "removed 1 session, " in shown.output
     assert size > 1000
@@ -86,9 +80,7 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     assert "no session is over for 2d or longer" in stoker("sessions", "--prune", "--older", "2d").output
 
 
-def test_one_that_is_over_and_whose_port_another_session_has_by_now_is_over_and_removed(
-    stoker: Stoker, manager: Manager
-) -> None:
+def test_an_ended_session_whose_port_was_taken_over_is_removed(stoker: Stoker, manager: Manager):
     old = a_session("old1")
     old.write(SessionFile("old1", 1, manager.folder.read().address, old.read_key("server").public))
     aged(old, 20)
@@ -98,7 +90,7 @@ def test_one_that_is_over_and_whose_port_another_session_has_by_now_is_over_and_
     assert not old.path.exists()
 
 
-def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker) -> None:
+def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker):
     old = a_session("old1")
     result = stoker("sessions", "--prune", "--older", "2")
     assert isinstance(result.exception, ConfigError)
@@ -107,7 +99,7 @@ def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker) ->
 
 
 @pytest.mark.parametrize("name", ["journal", "factory.lock", "commands.lock"])
-def test_a_locked_session_stays(stoker: Stoker, name: str) -> None:
+def test_a_locked_session_stays(stoker: Stoker, name: str):
     old = a_session("old1")
     with (old.path / name).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -115,12 +107,11 @@ def test_a_locked_session_stays(stoker: Stoker, name: str) -> None:
         assert f"{name} is locked" in kept(stoker)
 
 
-def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker) -> None:
+def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker):
     old = a_session("old1")
     script = "import time; print('here', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, "-m", "stoker.pilot.main", "--session", str(old.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         try:
             assert f"something of it is left: its pilot (pid {process.pid})" in kept(stoker)
@@ -128,7 +119,7 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker) -> None:
             process.kill()
 
 
-def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker) -> None:
+def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker):
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # it belonged to a program, which nobody can ask here
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
@@ -137,7 +128,7 @@ def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker) 
     assert "its manager was pid 42 on n7, and may be alive" in kept(stoker)
 
 
-def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
     old = a_session("old1")
     write_sites(old.sites, [parse_site('name = "lsf"\n[provider]\nkind = "lsf"', file="lsf")])
     aged(old, 20)
@@ -151,7 +142,7 @@ def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monk
     assert "removed 1 session" in stoker("sessions", "--prune").output
 
 
-def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: Path) -> None:
+def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: Path):
     old = a_session("old1", place=tmp_path / "mine")
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
@@ -164,7 +155,7 @@ def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: P
     assert not old.path.exists()
 
 
-def test_what_a_program_left_is_known_in_the_folder_that_it_was_started_in(stoker: Stoker, tmp_path: Path) -> None:
+def test_session_of_a_program_is_known_in_its_start_folder(stoker: Stoker, tmp_path: Path):
     folder = SessionFolder(tmp_path / "runinfo" / "000" / "stoker")
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))

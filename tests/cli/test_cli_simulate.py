@@ -1,4 +1,4 @@
-"""`stoker simulate`: the table, what is written and kept, and what is refused before anything is done."""
+"""`stoker simulate`: the table, the written files, and refusals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from click.testing import Result
+from cli.command_line import Stoker
 
 from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
@@ -25,7 +24,6 @@ from stoker.manager.study.run_folder import StudyResults
 from stoker.manager.study.scenario import shipped
 from stoker.site import BASELINES
 
-Stoker = Callable[..., Result]
 SMALL = ("--set", "workload.inputs=200", "--set", "outputs.plots=false", "--jobs", "1")
 NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
 KNOWN = ["awareness", "opportunistic", "static-pool", "two-kinds"]
@@ -35,16 +33,15 @@ def results(folder: Path) -> StudyResults:
     return msgspec.json.decode((folder / "results.json").read_bytes(), type=StudyResults)
 
 
-def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker) -> None:
+def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker):
     told = stoker("simulate").output
     assert all(f"  {name} " in told for name in [*KNOWN, "default", "prompt-tuner"])
     assert "next: stoker simulate static-pool" in told
     assert set(msgspec.json.decode(stoker("simulate", "--json").output)) == {"scenarios", "policies"}
 
 
-def test_policies_stand_beside_each_other_and_everything_written_is_named(stoker: Stoker, tmp_path: Path) -> None:
-    done = stoker("simulate", "awareness", *SMALL, "--policy", "default", "--policy", NO_AWARENESS, "--seeds", "2")
-    assert done.exit_code == 0
+def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, tmp_path: Path):
+    done = stoker.ok("simulate", "awareness", *SMALL, "--policy", "default", "--policy", NO_AWARENESS, "--seeds", "2")
     [folder] = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("awareness-")
     lines = done.output.splitlines()
@@ -69,7 +66,7 @@ def test_policies_stand_beside_each_other_and_everything_written_is_named(stoker
     ]
 
 
-def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path: Path) -> None:
+def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     stoker("simulate", "opportunistic", *SMALL, "--set", "links.shared=1 GB/s", "--seeds", "2", "--out", str(first))
     stoker("simulate", str(first / "scenario.toml"), "--jobs", "2", "--out", str(second))
@@ -78,13 +75,13 @@ def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path:
     assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
 
 
-def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker) -> None:
+def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
     said = "note: source gpu: there is capacity for 40 blocks, but max_blocks = 20: no more are asked for"
     assert done.output.splitlines()[2] == said
 
 
-def test_programs_get_one_document(stoker: Stoker, tmp_path: Path) -> None:
+def test_programs_get_one_document(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
     document = msgspec.json.decode(done.stdout, type=dict[str, Any])
     assert len(document["results"]["runs"]) == 2
@@ -93,7 +90,7 @@ def test_programs_get_one_document(stoker: Stoker, tmp_path: Path) -> None:
     assert document["outputs"]["logs"] == ["here/logs/default-0.parquet", "here/logs/default-1.parquet"]
 
 
-def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path: Path) -> None:
+def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", "--set", "workload.inputs=200", "--seeds", "1", "--out", "here")
     drawn = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
     if "plots     none" in done.output:
@@ -115,9 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
-def test_what_cannot_be_is_refused_and_leaves_nothing(
-    stoker: Stoker, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_is_refused_and_leaves_nothing(stoker: Stoker, tmp_path: Path, arguments: tuple[str, ...]):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").touch()
     refused = stoker("simulate", *arguments)
@@ -127,7 +122,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
-def test_a_run_that_fails_is_told_and_an_empty_folder_goes_away(stoker: Stoker, tmp_path: Path) -> None:
+def test_a_run_that_fails_is_told_and_an_empty_folder_goes_away(stoker: Stoker, tmp_path: Path):
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
     text = shipped()["static-pool"].read_text()
     world = text[text.index("[world.devices") :]
@@ -153,18 +148,18 @@ class Broken(HottestFirst):
 """
 
 
-def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Stoker, tmp_path: Path) -> None:
+def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Stoker, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.py").write_text(OWN)
-    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here")
-    assert done.exit_code == 0, done.output
+    done = stoker.ok(
+        "simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here"
+    )
     assert done.output.startswith("scenario static-pool · own.py:Careful · 2 seeds")
     assert {path.name for path in (tmp_path / "here" / "logs").iterdir()} == {
         "own.py-Careful-0.parquet", "own.py-Careful-1.parquet"
     }  # fmt: skip
     (tmp_path / "mine" / "own.py").write_text("")
-    again = stoker("simulate", "here/scenario.toml", "--jobs", "1", "--out", "again")
-    assert again.exit_code == 0, again.output
+    stoker.ok("simulate", "here/scenario.toml", "--jobs", "1", "--out", "again")
     logs = [
         {path.name: path.read_bytes() for path in (tmp_path / each / "logs").iterdir()} for each in ("here", "again")
     ]
@@ -172,7 +167,7 @@ def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Sto
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path, jobs: str) -> None:
+def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path, jobs: str):
     (tmp_path / "own.py").write_text(OWN)
     policies = ["--policy", "default", "--policy", "own.py:Broken"]
     done = stoker("simulate", "static-pool", *SMALL, *policies, "--jobs", jobs, "--seeds", "3", "--out", "here")
@@ -191,14 +186,13 @@ def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker,
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str) -> None:
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
     command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "two-kinds", "--jobs", jobs]
     options = ["--set", "workload.for=60 s", "--set", "outputs.plots=false", "--seeds", "5000", "--out", "here"]
     process = subprocess.Popen(
         [*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    assert process.stderr is not None
     first = process.stderr.readline()
     assert first.startswith("1/5000 runs: default, seed "), first + process.stderr.read()
     started = psutil.Process(process.pid).children(recursive=True)
@@ -214,7 +208,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str) -> None:
     assert psutil.wait_procs(started, timeout=30)[1] == []
 
 
-def test_on_a_terminal_a_bar_stands_still(tmp_path: Path) -> None:
+def test_on_a_terminal_a_bar_stands_still(tmp_path: Path):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "static-pool", *SMALL, "--seeds", "3"]
     process = subprocess.Popen(

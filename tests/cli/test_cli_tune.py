@@ -1,4 +1,4 @@
-"""`stoker tune`: what is wrong with a job, its data or an option is said before anything is submitted."""
+"""`stoker tune` refuses wrong jobs, data and options before it submits."""
 
 import json
 import os
@@ -14,7 +14,6 @@ GOOD = '{"input": "a", "target": "yes"}\n{"input": "b", "target": "no"}\n{"input
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Where jobs and their data lie; nothing may be left there beside them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "data.jsonl").write_text(GOOD)
@@ -24,7 +23,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def tune(*arguments):
-    """What the command says, or raises."""
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=False)
 
 
@@ -43,10 +41,7 @@ def test_help_needs_no_model():
         ("[until]\ndeadline = 2020-01-01T00:00:00Z", r"job\.toml: line 4: \[until\] deadline = 2020.* ago"),
         ("[until]\nreach = 1.5", r"job\.toml: line 4: .*1.5 can never be reached"),
         ("[until]\nmetric = 'bleu'\nreach = 0.5", r"'bleu' is 0 for every prompt.*data\.jsonl"),
-        (
-            "[until]\niteration = 5",
-            r"job\.toml: line 4: \[until\] iteration is not .*; did you mean iterations\?",
-        ),
+        ("[until]\niteration = 5", r"job\.toml: line 4: \[until\] iteration is not .*; did you mean iterations\?"),
         ("[training]\nbatch = 2", "gang: 4 devices for a .training. batch of 2 samples"),
     ],
 )

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallEnvironment:
-    """An environment that every test of a session may use, and none changes."""
     base = tmp_path_factory.mktemp("small")
     made = SmallEnvironment(base / "venv", base / "home")
     made.script("say-where", "import sys\nprint(sys.prefix)\n")

@@ -1,8 +1,4 @@
-"""A small environment for tests: a virtual environment that has what a pilot needs and no more.
-
-The one that runs the tests holds PyTorch, and packing it takes minutes. This one has its interpreter, the handful of
-packages that a pilot imports (linked or copied from here), and Stoker as an editable install.
-"""
+"""A virtual environment with only the packages that a pilot needs: packing PyTorch takes minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ NEEDED = ("pyzmq", "msgspec", "cloudpickle", "psutil", "nvidia-ml-py")
 
 
 class SmallEnvironment:
-    """A virtual environment at `path`. `home` is its user's state folder."""
+    """A virtual environment at `path`. `home`: its user's state folder."""
 
     def __init__(self, path: Path, home: Path) -> None:
         self.path, self.home = path, home
@@ -31,7 +27,6 @@ class SmallEnvironment:
         self._compile()
 
     def bring_all(self, *names: str) -> None:
-        """Install distributions with all that they require."""
         for name in sorted(set[str]().union(*map(_with_requirements, names))):
             self.bring(name)
 
@@ -44,7 +39,6 @@ class SmallEnvironment:
         return self.path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
     def bring(self, name: str) -> None:
-        """Install a distribution that is installed here."""
         for file in importlib.metadata.files(name) or ():
             source = Path(str(file.locate())).resolve()
             if ".." in file.parts or not source.is_file():
@@ -54,19 +48,17 @@ class SmallEnvironment:
             shutil.copy2(source, target)
 
     def _compile(self) -> None:
-        """Compile all of it now. What is compiled travels along, and other tests import Stoker's modules meanwhile."""
+        """Compiled files travel, and other tests import Stoker's modules meanwhile."""
         links = (folder.resolve() for folder in (ROOT / "src" / "stoker").iterdir() if folder.is_symlink())
         places = map(str, (self.packages, ROOT / "src", *links))
         subprocess.run([self.python, "-m", "compileall", "-qq", *places], check=True, timeout=120)
 
     def script(self, name: str, text: str) -> None:
-        """Have a program in its `bin`."""
         file = self.path / "bin" / name
         file.write_text(f"#!{self.python}\n{text}")
         file.chmod(0o755)
 
     def run(self, code: str, *arguments: str) -> str:
-        """What a program prints that runs in it."""
         environ = {**os.environ, "STOKER_HOME": str(self.home)}
         environ.pop("PYTHONPATH", None)
         ran = subprocess.run(

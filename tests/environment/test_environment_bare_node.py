@@ -1,7 +1,6 @@
-"""Pilots on nodes that have nothing of this machine: no project, no environment, no session folder, perhaps no Python.
+"""Pilots on nodes without the project, the environment, the session folder, and perhaps Python.
 
-A node is a mount namespace in which all of that is covered by empty folders. What a job would bring lies in its own
-folder; everything else comes over sockets.
+A node is a mount namespace in which empty folders cover all of these.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from environment.small import ROOT, SmallEnvironment
 from environment.test_environment_packing import PACK
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.environment.archive import Packed
-from stoker.manager.environment.carrying import carry, starter_command, starter_files
+from stoker.manager.environment.carrying import Packed, carry, starter_command, starter_files
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere
@@ -45,7 +43,6 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_hide(), reason="mount
 
 
 def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
-    """Folders that a bare node does not have."""
     places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
     if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
         places.append(Path(sys.base_prefix))
@@ -53,7 +50,7 @@ def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
 
 
 class Node:
-    """A bare node with a folder of its own."""
+    """A bare node with its own folder."""
 
     def __init__(self, folder: Path, *, hidden: list[str], has_python: bool = True) -> None:
         self.folder = folder
@@ -90,7 +87,6 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 @pytest.fixture
 def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
-    """The session's seed, which listens."""
     with (manager.folder.path / "seed.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)],
@@ -108,7 +104,7 @@ def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python: str = "") -> list[str]:
-    """Do what a batch system does without a shared file system; the command that it then runs."""
+    """Copy files as a batch system without a shared file system does; return the command that it runs."""
     site = Site(
         name="bare",
         provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
@@ -128,7 +124,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
 def test_a_real_call_on_a_bare_node(
     manager: FakeManager, small: SmallEnvironment, seed: object, tmp_path: Path, has_python: bool
-) -> None:
+):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small), has_python=has_python)
     root = str(ROOT / "setup.cfg")
 
@@ -155,7 +151,7 @@ def test_a_real_call_on_a_bare_node(
 
 def test_the_second_pilot_of_a_node_fetches_nothing(
     manager: FakeManager, small: SmallEnvironment, seed: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     command = brought(manager, small, node)
     manager.pilots.append(node.start(command))
@@ -166,9 +162,7 @@ def test_the_second_pilot_of_a_node_fetches_nothing(
     manager.until(lambda: len(manager.hellos) == 2, what=f"second hello: {node.said()}", wait_s=90)
 
 
-def test_nobody_to_get_it_from_is_told_in_a_sentence(
-    manager: FakeManager, small: SmallEnvironment, tmp_path: Path
-) -> None:
+def test_nobody_to_get_it_from_is_told_in_a_sentence(manager: FakeManager, small: SmallEnvironment, tmp_path: Path):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1

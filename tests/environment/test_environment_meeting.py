@@ -1,4 +1,4 @@
-"""Those who start at once get most of it from each other."""
+"""Pilots that start together fetch most of the environment from each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 32 << 20
 
 
 class Session:
-    """A session's folder, as far as a starter looks at it, with a seed."""
+    """A session's folder for a starter, with a seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted so many bytes; who gets the last ones may have them a moment before."""
+        """Wait until the seed has counted these bytes; a receiver may have them a moment earlier."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -57,7 +57,6 @@ def packages(session: Session, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def slow_host(session: Session) -> Iterator[None]:
-    """The session's host is behind a slow link, as those that start see it."""
     relay = Between(session.seed.address, spoil=Link(bytes_per_s=24e6).carry)
     (session.folder / "seed.address").write_text(relay.source.address)
     yield
@@ -65,7 +64,7 @@ def slow_host(session: Session) -> Iterator[None]:
 
 
 class Starters:
-    """So many that fetch the archive, each into a file of its own."""
+    """Threads that fetch the archive, each into its own file."""
 
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
@@ -87,7 +86,6 @@ class Starters:
         assert all(self._copy(number).read_bytes() == content for number in range(len(self._threads)))
 
     def close(self) -> None:
-        """They all become pilots, and serve no more."""
         while self._serving:
             self._serving.pop().close()
 
@@ -112,14 +110,14 @@ def starters(packages: dict[str, object], session: Session, tmp_path: Path) -> I
     made.close()
 
 
-def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters) -> None:
+def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters):
     starters.start(12)
     starters.wait()
     session.has_sent(SIZE)
     assert session.seed.sent_bytes <= 1.5 * SIZE
 
 
-def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters) -> None:
+def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters):
     starters.start(4)
     until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first ones being served")
     starters.start(8)
@@ -130,7 +128,7 @@ def test_those_that_start_while_others_do_add_little(session, slow_host, starter
 
 def test_one_that_starts_alone_gets_every_part_without_waiting(
     session, slow_host, starters: Starters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     starters.start(1)
     starters.wait()
     starters.close()
@@ -141,7 +139,7 @@ def test_one_that_starts_alone_gets_every_part_without_waiting(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) -> None:
+def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages):
     (tmp_path / "other").write_bytes(b"something else")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -150,7 +148,7 @@ def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) ->
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -> None:
+def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages):
     bare = tmp_path / "bare"
     bare.mkdir()
     main.get_packages({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
@@ -159,9 +157,8 @@ def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -
 
 def test_who_reaches_nobody_gets_it_from_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that were given every part before him are named to him, and do not answer. No part is kept back from him,
-    or he would wait for ever."""
+):
+    """The seed names peers that do not answer, and must not hold a part back for them."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
     starters.start(1)
     starters.wait()
@@ -176,7 +173,7 @@ def test_who_reaches_nobody_gets_it_from_the_seed(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
+def test_those_who_meet_are_told_of_each_other(session: Session):
     def meet(address: str) -> set[str]:
         return set(meeting.meet("one", address, seed=session.seed.address, key=KEY))
 
@@ -190,12 +187,12 @@ def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
-    """So many that say again and again that they are here; whom each was told of last."""
+    """Let `count` addresses meet 3 times; return the last answer for each."""
     addresses = [f"10.0.0.{number}:5" for number in range(count)]
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 
 
-def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
+def test_nobody_is_named_to_more_than_he_has_places_for():
     meetings = SeedMeetings()
     told = crowd(meetings, 50)
     assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
@@ -203,7 +200,7 @@ def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
     assert max(named.values()) <= MOST
 
 
-def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
+def test_the_same_ones_are_named_as_long_as_they_are_of_use():
     meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
@@ -215,7 +212,7 @@ def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
     assert meetings.meet("one", address, wants=False) == []  # it has all of it
 
 
-def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
+def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
     meetings = SeedMeetings()
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
@@ -227,7 +224,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
     assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
 
 
-def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
+def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is nobody else to have it from
@@ -237,7 +234,7 @@ def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
     assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
 
 
-def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
@@ -246,7 +243,7 @@ def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatc
     assert meetings.spared_s("one", 1, "10.0.0.1") == meeting.HELD_S
 
 
-def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)

@@ -1,4 +1,4 @@
-"""Packing: what is in the archives, that they are the same for the same environment, and what makes another."""
+"""The content and the key of packed environments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import msgspec
 import pytest
 from environment.small import ROOT, SmallEnvironment
 
-from stoker.manager.environment.archive import TIME_S, Packed, write_archive
+from stoker.manager.environment.carrying import TIME_S, Packed, write_archive
 from stoker.manager.environment.members import ArchiveMember, MemberKind
 from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
-    "import msgspec, sys; from stoker.manager.environment.archive import pack_environment\n"
+    "import msgspec, sys; from stoker.manager.environment.carrying import pack_environment\n"
     "print(msgspec.json.encode(pack_environment(python=''.join(sys.argv[1:]))).decode())"
 )
-KEY = "from stoker.manager.environment.installed import this_environment; print(this_environment().key)"
+KEY = "from stoker.manager.environment.members import this_environment; print(this_environment().key)"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -32,7 +32,6 @@ def pack(small: SmallEnvironment, *arguments: str) -> Packed:
 
 @pytest.fixture
 def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
-    """A copy of the small environment, to be changed."""
     made = object.__new__(SmallEnvironment)
     made.path, made.home = tmp_path / "venv", tmp_path / "home"
     shutil.copytree(small.path, made.path, symlinks=True)
@@ -40,7 +39,7 @@ def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
 
 
 @pytest.mark.long
-def test_it_runs_from_another_place(small: SmallEnvironment, tmp_path: Path) -> None:
+def test_it_runs_from_another_place(small: SmallEnvironment, tmp_path: Path):
     packed = pack(small)
     folder = tmp_path / "a place"
     folder.mkdir()
@@ -60,7 +59,7 @@ def test_it_runs_from_another_place(small: SmallEnvironment, tmp_path: Path) -> 
     assert script.stdout.strip() == str(folder)
 
 
-def test_what_is_packed(small: SmallEnvironment) -> None:
+def test_what_is_packed(small: SmallEnvironment):
     packed = pack(small)
     with tarfile.open(packed.packages.source) as tar:
         names = {member.name: member for member in tar}
@@ -77,13 +76,13 @@ def test_what_is_packed(small: SmallEnvironment) -> None:
     assert not [name for name in base if "site-packages" in name or f"python{VERSION}/test/" in name]
 
 
-def test_a_named_interpreter_stays_where_it_is(small: SmallEnvironment) -> None:
+def test_a_named_interpreter_stays_where_it_is(small: SmallEnvironment):
     packed = pack(small, "python3.11")
     assert (packed.base, packed.interpreter) == ("", "python3.11")
     assert packed.packages == pack(small).packages
 
 
-def test_the_same_environment_is_packed_once(small: SmallEnvironment) -> None:
+def test_the_same_environment_is_packed_once(small: SmallEnvironment):
     first = pack(small)
     inode = Path(first.packages.source).stat().st_ino
 
@@ -92,13 +91,12 @@ def test_the_same_environment_is_packed_once(small: SmallEnvironment) -> None:
     assert Path(again.packages.source).stat().st_ino == inode
 
 
-def test_one_environment_gives_one_archive(small: SmallEnvironment, other: SmallEnvironment) -> None:
-    """Another copy of it, at another place, with other times, gives the same object."""
+def test_one_environment_gives_one_archive(small: SmallEnvironment, other: SmallEnvironment):
     assert pack(small, "python3").packages.name == pack(other, "python3").packages.name
 
 
 @pytest.mark.parametrize("change", ["package", "version", "editable", "module"])
-def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path, change: str) -> None:
+def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path, change: str):
     source = tmp_path / "project"
     source.mkdir()
     (source / "mine.py").write_text("x = 1\n")
@@ -117,7 +115,7 @@ def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path,
     assert other.run(KEY) != before
 
 
-def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path) -> None:
+def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path):
     for name in ("by_line", "by_hook"):
         package = tmp_path / name / "src" / name
         (package / "inner").mkdir(parents=True)
@@ -136,14 +134,12 @@ def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path
         inside = f"lib/python{VERSION}/site-packages/"
         for name in ("by_line", "by_hook"):
             file = tar.extractfile(f"{inside}{name}/inner/data.txt")
-            assert file is not None
             assert file.read() == name.encode()
         assert not [name for name in tar.getnames() if "__editable__" in name]
 
 
 @pytest.mark.long
-def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path) -> None:
-    """`pip install --target` and PYTHONPATH: the package that is found first is the one that travels."""
+def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path):
     for folder, text in ((tmp_path / "elsewhere", "first"), (other.packages, "second")):
         (folder / "boxed").mkdir(parents=True)
         (folder / "boxed" / "__init__.py").write_text(text)
@@ -155,18 +151,17 @@ def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_pat
     with tarfile.open(msgspec.json.decode(said, type=Packed).packages.source) as tar:
         inside = f"lib/python{VERSION}/site-packages/"
         file = tar.extractfile(f"{inside}boxed/__init__.py")
-        assert file is not None
         assert file.read() == b"first"
         assert not {f"{inside}own.py", f"{inside}boxed/of_second.py"} & set(tar.getnames())
 
 
-def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironment) -> None:
+def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironment):
     info = other.packages / "odd-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
     (info / "direct_url.json").write_text('{"url": "file:///somewhere/odd", "dir_info": {"editable": true}}')
     said = other.run(
-        "from stoker.errors import ConfigError; from stoker.manager.environment.archive import pack_environment\n"
+        "from stoker.errors import ConfigError; from stoker.manager.environment.carrying import pack_environment\n"
         "try: pack_environment()\nexcept ConfigError as error: print(error)"
     )
     assert "odd is an editable install of /somewhere/odd" in said
@@ -174,7 +169,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
 
 
 @pytest.mark.long
-def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path) -> None:
+def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path):
     small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
     folder = tmp_path / "unpacked"
     sources = list((small.packages / "msgspec").glob("*.py"))
@@ -193,7 +188,7 @@ def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_
         assert said == int((folder / "m" / source.name).stat().st_mtime) == TIME_S
 
 
-def test_stale_bytecode_stays(other: SmallEnvironment) -> None:
+def test_stale_bytecode_stays(other: SmallEnvironment):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
     changed = other.packages / "psutil" / "_pswindows.py"  # which nothing imports here, and compiles anew
     changed.write_text(changed.read_text() + "# changed\n")
@@ -203,15 +198,15 @@ def test_stale_bytecode_stays(other: SmallEnvironment) -> None:
     assert [name for name in names if name.startswith("_psosx.")]
 
 
-def test_plain_tools_read_the_archive(small: SmallEnvironment, tmp_path: Path) -> None:
-    """It consists of several compressed streams, which every reader must take for one."""
+def test_plain_tools_read_the_archive(small: SmallEnvironment, tmp_path: Path):
+    """The archive has several compressed streams."""
     packed = pack(small)
     listed = subprocess.run(["tar", "-tzf", packed.base], capture_output=True, text=True, check=True).stdout.split("\n")
     with tarfile.open(packed.base) as tar:
         assert listed[:-1] == tar.getnames()
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_told(tmp_path: Path):
     (tmp_path / "file").write_bytes(bytes(1000))
     told: list[tuple[int, int]] = []
     members = [ArchiveMember(f"f{number}", str(tmp_path / "file"), 1000) for number in range(3)]
@@ -226,7 +221,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
         ("echo 'no such library' >&2; exit 1", r"does not run \(no such library\)"),
     ],
 )
-def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, expected: str) -> None:
+def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, expected: str):
     named = tmp_path / "python-of-the-node"
     named.write_text(f"#!/bin/sh\n{said}\n")
     named.chmod(0o755)
@@ -234,8 +229,8 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
         finish(tmp_path, version=VERSION, named=str(named), base=tmp_path / "none")
 
 
-def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path) -> None:
-    """Whatever `start.pyz` imports must be in it: it runs here without the project and without any package."""
+def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path):
+    """`start.pyz` contains all its imports: it runs here without the project and without any package."""
     from stoker.manager.environment.carrying import carry, starter_command
     from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
@@ -262,8 +257,7 @@ def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_pa
     "posix_local" in sysconfig.get_scheme_names(),
     reason="this Python is Debian's: it looks for packages in dist-packages, which no conda environment has",
 )
-def test_a_conda_environment_brings_its_libraries(small: SmallEnvironment, tmp_path: Path) -> None:
-    """A prefix with an interpreter of its own, `conda-meta`, and libraries that packages find by their place."""
+def test_a_conda_environment_brings_its_libraries(small: SmallEnvironment, tmp_path: Path):
     prefix = tmp_path / "conda"
     unpack(Path(pack(small).base), tmp_path)
     (tmp_path / "base").rename(prefix)

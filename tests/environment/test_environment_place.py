@@ -1,4 +1,4 @@
-"""Environments on a node: made once, kept while somebody runs in them, mended, and removed when room is needed."""
+"""Environments on a node: made once, kept in use, completed, and removed when room is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def make_archive(path: Path) -> None:
 
 @pytest.fixture
 def enter(tmp_path: Path) -> Callable[..., Path]:
-    """Enters an environment, in this process; its archive counts how often it was asked for."""
     archive = tmp_path / "some.tar.gz"
     make_archive(archive)
 
@@ -50,7 +49,6 @@ def gets(folder: Path) -> list[str]:
 
 
 def close_locks(folder: Path) -> None:
-    """What the end of every process that runs in an environment does."""
     for number in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{number}").startswith(str(folder / "environments")):
@@ -59,9 +57,7 @@ def close_locks(folder: Path) -> None:
             continue
 
 
-def test_what_a_starter_that_was_killed_has_left_half_done_is_completed(
-    enter: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_work_of_a_killed_starter_is_completed(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     close_locks(tmp_path)
     folder.with_name("one.files").unlink()  # it is written last
@@ -71,7 +67,7 @@ def test_what_a_starter_that_was_killed_has_left_half_done_is_completed(
     assert gets(tmp_path) == ["one", "one"]
 
 
-def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path) -> None:
+def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     source, folder = tmp_path / "source", tmp_path / "folder"
     (source / "base" / "bin").mkdir(parents=True)
@@ -92,7 +88,7 @@ def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path) -> None:
     assert (folder / "bin" / "python").resolve() == Path(sys.executable).resolve()
 
 
-def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tmp_path: Path):
     old, used = enter("old"), enter("used")
     close_locks(tmp_path)
     held = os.open(tmp_path / "environments" / "used.used", os.O_RDWR)
@@ -106,7 +102,7 @@ def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tm
     os.close(held)
 
 
-def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path):
     first = enter()
     assert {name: (first / name).read_text() for name in FILES} == FILES
     assert (first / "ready").exists()
@@ -114,7 +110,7 @@ def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path) -> None:
     assert gets(tmp_path) == ["one"]
 
 
-def test_several_at_once_make_one(tmp_path: Path) -> None:
+def test_several_at_once_make_one(tmp_path: Path):
     make_archive(tmp_path / "some.tar.gz")
     code = (
         "import shutil, sys, time; from pathlib import Path; from stoker.pilot.starter.place import Environments\n"
@@ -134,7 +130,7 @@ def test_several_at_once_make_one(tmp_path: Path) -> None:
     assert gets(tmp_path) == ["one"]
 
 
-def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     (folder / "lib" / "b" / "c.py").unlink()
     (folder / "lib" / "a.py").write_text("used by somebody\n")
@@ -144,7 +140,7 @@ def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_pa
     assert gets(tmp_path) == ["one", "one"]
 
 
-def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_path: Path):
     old, newer = enter("old"), enter("newer")
     close_locks(tmp_path)
     kept = enter("kept", keep_bytes=120)
@@ -155,13 +151,13 @@ def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_pat
     assert kept.exists()  # it is in use
 
 
-def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path):
     with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; give \[pilot\] scratch"):
         enter(room_bytes=10**15)
     assert not (tmp_path / "gets").exists()
 
 
-def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..., Path], tmp_path: Path) -> None:
+def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..., Path], tmp_path: Path):
     draft = tmp_path / "environments" / "one.draft"
     (draft / "lib").mkdir(parents=True)
     (draft / "lib" / "half").write_text("half a fi")
@@ -171,7 +167,7 @@ def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "lib/../../out"])
-def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name: str) -> None:
+def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name: str):
     def get(target: Path) -> None:
         with tarfile.open(target, "w:gz") as tar:
             tar.addfile(tarfile.TarInfo(name))
@@ -180,7 +176,7 @@ def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name
         Environments(tmp_path).enter("bad", room_bytes=1, get=get, finish=lambda _folder: None)
 
 
-def test_the_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"

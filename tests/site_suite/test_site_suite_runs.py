@@ -23,14 +23,12 @@ GPUS = '[pilot]\ndevices = "gpu"\nprobe = "never"\n'
 
 
 def start(world: World, text: str, *options: str, **environ: str) -> subprocess.Popen[str]:
-    """`stoker doctor` on a site file of this text."""
     (world.path / "here.toml").write_text(f'name = "here"\n{text}')
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", *options]
     return world.spawn(command, folder=world.path, **environ)
 
 
 def prove(world: World, text: str, chosen: str, *options: str, **environ: str) -> tuple[int, SiteReport]:
-    """The exit code, and the page."""
     process = start(world, text, "--json", "-k", chosen, *options, **environ)
     out, err = process.communicate(timeout=120)
     assert out, err
@@ -41,12 +39,10 @@ def prove(world: World, text: str, chosen: str, *options: str, **environ: str) -
 def prove_gpus(
     world: World, *gpus: dict[str, Any], chosen: str = "starts or sees or ledger", **driver: Any
 ) -> SiteReport:
-    """The page of a site whose driver shows these GPUs."""
     return prove(world, GPUS, chosen, **Machine(world.path, *gpus, **driver).environment)[1]
 
 
 def of(report: SiteReport, title: str) -> TriedPromise:
-    """The promise whose title begins so."""
     return next(each for each in report.promises if each.title.startswith(title))
 
 

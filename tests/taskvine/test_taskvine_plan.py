@@ -174,9 +174,9 @@ def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
 
 
-def test_a_dry_run_shows_the_pool_and_what_starts_its_workers(tmp_path):
+def test_a_dry_run_shows_the_pool_and_what_starts_its_workers():
     made = site(SLURM + 'interface = "127.0.0.1"\n')
-    shown = doctor_site.show(made, place=str(tmp_path))
+    shown = doctor_site.show(made)
     head, pool, then, factory = shown.lines
     assert not shown.refused
     assert head.endswith("run here, one in all")

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import corpora
 from stoker.contexts.performance import PerformanceStore
-from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
-from stoker.manager.advice.estimates.similar import SourceHistory
+from stoker.manager.advice.estimating import Estimator, joined_facts
+from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 

@@ -4,9 +4,9 @@
     if located is not None and classify(located).kind is FaultKind.INFRASTRUCTURE: ...
 
 failures.py    the table of failures: texts of logs, of exceptions and of the session, whose fault, what to do
-signs.py       how bad a line looks
-locator.py     the first lines that matter (reading.py: the lines of a log, and tracebacks)
-classifier.py  whose fault they are, by the table or by a learned scorer (features.py: its facts)
+reading.py     the lines of a log, how bad each looks, and tracebacks
+locator.py     the first lines that matter
+classifier.py  whose fault they are, by the table or by a learned scorer
 """
 
 from stoker.manager.advice.logs.classifier import classify

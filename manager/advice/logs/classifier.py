@@ -1,20 +1,24 @@
-"""The learned part of the classifier: logistic regression over facts of a failure, from `scorer.json`.
+"""Whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
 
-`python -m benchmarks.schedmate train` makes the file, with NumPy, from the training part of the labelled corpus. Here
-it is only applied, in plain Python: a login node needs no NumPy.
+There are two judges. The table of rules knows texts of libraries, kernels and batch systems: the surest row that holds
+decides, the first lines count most, and consequences of another failure count last. Where no row holds, a scorer
+learned from a labelled corpus weighs the facts of the failure. A plain exception of Python from the user's code is the
+user's unless a row says otherwise: a retry elsewhere would only fail again.
 
-Say whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
-
-Two judges, in this order. The table of rules (`rules`) knows texts that libraries, kernels and batch systems print:
-its surest row that holds decides, the first lines count most, and what is only a consequence of another failure
-counts last. Where no row holds, a scorer learned from a labelled corpus weighs what the failure speaks of. A plain
-exception of Python that the user's code raised is the user's unless a row says otherwise: a retry elsewhere would
-only fail again.
+The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` with NumPy, from
+the training part of the corpus; here it is applied in plain Python, because a login node needs no NumPy. Its facts are
+the vocabularies in the first lines (networks, disks, versions), the speaker, the kind of errno, the family of the
+exception, and the owner of the code that raised it. The words themselves are left out: a new fault type has others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import builtins
+import errno
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from math import exp, log, sqrt
@@ -22,21 +26,19 @@ from math import exp, log, sqrt
 import msgspec
 
 from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
-from stoker.manager.advice.logs.features import exception_of, features, frames_of
 from stoker.manager.advice.logs.reading import RANK_MARK
 
 # ---- the learned scorer
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`weights`: of each kind, by fact; `bias`: of each kind; `made_of`: what it was trained on, in words."""
+    """`weights`: for each kind, by fact; `bias`: for each kind; `made_of`: a description of the training data."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
     bias: dict[FaultKind, float]
 
     def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
-        """How likely each kind is; they sum to one. A failure without any known fact gets what is usual."""
         known = {fact for weights in self.weights.values() for fact in weights}
         values = scaled({fact: count for fact, count in found.items() if fact in known})
         scores = {
@@ -50,7 +52,7 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def scaled(found: Mapping[str, float]) -> dict[str, float]:
-    """The facts with their weights, of length one together; a fact that appears often counts little more."""
+    """Return the facts with their weights, scaled to length 1; a fact that appears often counts little more."""
     values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
     length = sqrt(sum(value * value for value in values.values()))
     return {fact: value / length for fact, value in values.items()} if length else {}
@@ -58,7 +60,6 @@ def scaled(found: Mapping[str, float]) -> dict[str, float]:
 
 @cache
 def shipped_scorer() -> KindScorer:
-    """The scorer that comes with Stoker."""
     data = files("stoker.manager.advice.logs").joinpath("scorer.json").read_bytes()
     return msgspec.json.decode(data, type=KindScorer)
 
@@ -67,11 +68,10 @@ def shipped_scorer() -> KindScorer:
 
 
 INFRASTRUCTURE_LEAST = 0.5
-"""Without a row of the table a failure is the infrastructure's if the scorer is at least so sure of it."""
+"""The least probability of the infrastructure for that verdict, where no row of the table holds."""
 RAISED_LEAST = 0.7
 """The same for an exception that came up through the user's code: in doubt it is the user's."""
 GUESSED = "by its words, which no rule knows"
-"""How the meaning of a failure begins that the scorer alone has judged."""
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
     "FloatingPointError", "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError",
@@ -80,43 +80,46 @@ _PLAIN = frozenset({
     "SystemExit", "TabError", "TypeError", "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError",
     "UnicodeError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt",
 })  # fmt: skip
-"""Exceptions of Python itself that programs raise by mistake. OSError and RuntimeError have many causes."""
+"""Exceptions that programs raise by mistake. OSError and RuntimeError have many causes."""
 _PLAIN_CHANCE = 0.8
 _EVIDENCE_SIGNS = 40
 _EVIDENCE_AFTER = 40
 _FADING = 0.97
-"""What a row's certainty loses with each further line of evidence."""
 _SECONDARY_PART = 0.5
 _MOST_PROOF = 8
+_COMPONENTS = {
+    "gpu": ("gpu", "cuda", "nvrm", "device"),
+    "network": ("connect", "network", "socket", "host", "port", "ssh", "nccl", "timeout"),
+    "filesystem": ("file", "disk", "mount", "storage", "server", "transport"),
+    "scheduler": ("slurm", "condor", "job", "step"),
+}
 
 
 def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: KindScorer | None = None) -> Fault:
-    """Whose fault a failure is. `scorer`: another one than the one that comes with Stoker."""
     by_rule = _surest_row(located, rules)
     if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
     chances = dict((scorer or shipped_scorer()).chances(features(located, rules)))
-    if _is_plain(located):
+    by_user = "user" in frames_of(line.text for line in located.traceback)
+    exception = _last_exception(located)
+    plain = by_user and exception_of(exception) in _PLAIN
+    if plain:
         rest = (1 - _PLAIN_CHANCE) / max(1e-9, 1 - chances[FaultKind.USER])
         chances = {kind: chance * rest for kind, chance in chances.items()} | {
             FaultKind.USER: max(_PLAIN_CHANCE, chances[FaultKind.USER])
         }
-    kind = _kind(chances, raised_by_user=_raised_by_user(located))
-    text = located.first.text if not located.traceback else _last_exception(located)
-    means = f"it raised {text[:200]}" if _is_plain(located) else f"{GUESSED}: {text[:200]}"
+    kind = max((FaultKind.USER, FaultKind.FRAMEWORK), key=lambda kind: chances[kind])
+    if chances[FaultKind.INFRASTRUCTURE] >= (RAISED_LEAST if by_user else INFRASTRUCTURE_LEAST):
+        kind = FaultKind.INFRASTRUCTURE
+    text = (exception if located.traceback else located.first.text)[:200]
+    means = f"it raised {text}" if plain else f"{GUESSED}: {text}"
     return Fault(kind, _component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
 
 
-def _kind(chances: dict[FaultKind, float], *, raised_by_user: bool) -> FaultKind:
-    if chances[FaultKind.INFRASTRUCTURE] >= (RAISED_LEAST if raised_by_user else INFRASTRUCTURE_LEAST):
-        return FaultKind.INFRASTRUCTURE
-    return max((FaultKind.USER, FaultKind.FRAMEWORK), key=lambda kind: chances[kind])
-
-
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """The row that holds with the greatest certainty, and the line that has it. Rows of what follows from another
-    failure count only if the failure begins with such a line: no cause was found then."""
+    """Return the row that holds with the greatest certainty, and its line. Secondary rows count only if the failure
+    begins with one: no cause was found then."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
@@ -134,61 +137,240 @@ def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, 
 
 
 def _opening(located: Located) -> str:
-    """What the failure says first: its first line, or the exception of the traceback that begins there."""
     if located.traceback and located.traceback[0].number == located.first.number:
         return _last_exception(located) or located.first.text
     return located.first.text
 
 
-def _evidence(located: Located) -> Iterator[LogLine]:
-    """The lines that are looked up, each once, those that matter most first."""
-    seen: set[int] = set()
-    exceptions = [line for line in located.traceback if exception_of(_bare(line.text))]
-    signs = located.signs[:_EVIDENCE_SIGNS]
-    following = located.after[:_EVIDENCE_AFTER]
-    for line in (located.first, *signs[:1], *exceptions, *signs[1:], *following):
-        if line.number not in seen:
-            seen.add(line.number)
-            yield line
+def _evidence(located: Located) -> Iterable[LogLine]:
+    first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
+    lines = (located.first, first, *_exceptions(located), *more, *located.after[:_EVIDENCE_AFTER])
+    by_number: dict[int, LogLine] = {}
+    for line in lines:
+        by_number.setdefault(line.number, line)
+    return by_number.values()
 
 
-def _bare(text: str) -> str:
-    """A line of a traceback without a rank's mark."""
-    return RANK_MARK.sub("", text)
+def _exceptions(located: Located) -> list[LogLine]:
+    return [line for line in located.traceback if exception_of(_unmarked(line))]
 
 
 def _last_exception(located: Located) -> str:
-    return next((_bare(line.text) for line in reversed(located.traceback) if exception_of(_bare(line.text))), "")
-
-
-def _raised_by_user(located: Located) -> bool:
-    """True if a traceback goes through the user's own code."""
-    return "user" in frames_of(line.text for line in located.traceback)
-
-
-def _is_plain(located: Located) -> bool:
-    """True for an exception of Python itself that the user's own code, or what it called, raised."""
-    return exception_of(_last_exception(located)) in _PLAIN and _raised_by_user(located)
+    return next((_unmarked(line) for line in reversed(_exceptions(located))), "")
 
 
 def _component(located: Located, kind: FaultKind) -> str:
-    """A word for what failed where no row names it."""
     if kind is not FaultKind.INFRASTRUCTURE:
         return "code" if kind is FaultKind.USER else "versions"
     text = " ".join(line.text for line in located.signs[:_MOST_PROOF]).lower()
-    words = {
-        "gpu": ("gpu", "cuda", "nvrm", "device"),
-        "network": ("connect", "network", "socket", "host", "port", "ssh", "nccl", "timeout"),
-        "filesystem": ("file", "disk", "mount", "storage", "server", "transport"),
-        "scheduler": ("slurm", "condor", "job", "step"),
-    }
-    counts = {component: sum(text.count(word) for word in them) for component, them in words.items()}
+    counts = {component: sum(text.count(word) for word in them) for component, them in _COMPONENTS.items()}
     component = max(counts, key=lambda each: counts[each])
     return component if counts[component] else "node"
 
 
 def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
-    """The line that decided, the first one, and the exceptions; by number, each once."""
-    exceptions = [each for each in located.traceback if exception_of(_bare(each.text))][:3]
-    chosen = {each.number: each for each in (*located.signs[:2], *exceptions, located.first, line)}
+    lines = (*located.signs[:2], *_exceptions(located)[:3], located.first, line)
+    chosen = {each.number: each for each in lines}
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
+
+
+# ---- facts of a failure
+
+
+_CAUSES = 2
+_NEAR_LINES = 3
+"""The most lines of a failure that a program writes before it raises."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
+_FRAME = re.compile(r'File "([^"]+)", line \d+')
+_STDLIB = re.compile(r"/lib/python3[^/]*/|<frozen|^<")
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit))\b")
+_COMMON = frozenset({"the", "of", "to", "in", "is", "at", "for", "and", "on", "by", "it", "be", "py", "file", "line"})
+
+
+def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str, float]:
+    return {fact: float(count) for fact, count in Counter(_facts(located, rules)).items()}
+
+
+def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
+    # The traceback counts if it belongs to the failure's beginning, not to a rank that fails later.
+    lines, first = located.traceback, located.first.number
+    is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
+    traceback = [_unmarked(line) for line in lines] if is_own else []
+    raised = next((line for line in reversed(traceback) if exception_of(line)), "")
+    opening = raised or _unmarked(located.first)
+    signs = [_unmarked(sign) for sign in _causes(located, rules)[:_CAUSES]]
+    for line in (opening, *(text for text in signs if text != opening)):
+        yield from _fields_of(line)
+        yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
+        yield from _errno_of(line)
+        if name := exception_of(line):
+            yield f"@type:{name}"
+            yield from _families_of(name)
+    yield from (f"{field}, first" for field in _fields_of(opening))
+    yield "@traceback" if located.traceback else "@no-traceback"
+    if owners := frames_of(traceback):
+        yield f"@raised-in:{owners[-1] if owners[-1] in ('user', 'stdlib') else 'package'}"
+        yield "@through-user" if "user" in owners else "@not-through-user"
+        _, installed, inside = _paths(traceback)[-1].rpartition("site-packages/")
+        for name in re.split(r"[/._]", inside)[:-1] if installed else ():
+            yield from (f"{field}, module" for field in _FIELDS_OF.get(name, ()))
+
+
+def _causes(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
+    held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
+    return [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or list(located.signs)
+
+
+def _fields_of(line: str) -> Iterator[str]:
+    """Yield the vocabularies of each word of a line, without paths. Words also end where a capital begins:
+    `ncclSystemError` contains "system"."""
+    for word in _WORD.findall(_PATH.sub(" ", line)):
+        lower = word.lower()
+        if len(lower) > 1 and lower not in _COMMON:
+            yield from _FIELDS_OF.get(lower, ())
+
+
+def _errno_of(line: str) -> Iterator[str]:
+    found = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
+    lower = line.lower()
+    found |= {kind for text, kind in _BY_TEXT.items() if text in lower}
+    for kind in sorted(filter(None, found)):
+        yield f"@errno:{kind}"
+
+
+def _families_of(exception: str) -> Iterator[str]:
+    kind = getattr(builtins, exception, None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        yield "@family:other"
+        return
+    for each in kind.__mro__:
+        if issubclass(each, Exception) and each is not Exception:
+            yield f"@family:{each.__name__}"
+
+
+def exception_of(line: str) -> str:
+    found = _EXCEPTION.match(line)
+    return found[1] if found else ""
+
+
+def frames_of(lines: Iterable[str]) -> list[str]:
+    """Return the owners of the frames of a traceback, outermost first: `user`, `stdlib`, or the name of a package."""
+    owners = []
+    for path in _paths(lines):
+        _, installed, package = path.rpartition("site-packages/")
+        owners.append(package.partition("/")[0] if installed else "stdlib" if _STDLIB.search(path) else "user")
+    return owners
+
+
+def _paths(lines: Iterable[str]) -> list[str]:
+    return [found[1] for line in lines if (found := _FRAME.search(line))]
+
+
+def _unmarked(line: LogLine) -> str:
+    return RANK_MARK.sub("", line.text)
+
+
+# ---- vocabularies
+
+
+_FIELDS = {
+    "network": (
+        "network socket connect connection connected host hostname hosts route routing peer tcp udp ip "
+        "address addr port dns resolve resolution ssh unreachable interface link ethernet rdma infiniband "
+        "verbs gateway proxy firewall packet remote endpoint communication handshake inet rpc http https"
+    ),
+    "hardware": (
+        "gpu gpus device devices pci pcie bus nvrm xid ecc dram sram hbm dimm edac thermal temperature power "
+        "firmware gsp nvlink nvswitch hca adapter mlx cpu socket mce machine processor hardware sector nvme "
+        "scsi ata drive fan voltage uncorrectable watchdog lockup interrupt row remapping page retirement dbe "
+        "sbe parity"
+    ),
+    "storage": (
+        "filesystem filesystems fs nfs lustre gpfs beegfs ceph mount mounted unmount disk storage inode stale "
+        "handle volume block journal superblock bucket object store s3 shard server oss ost mds mdt read "
+        "write io tmpfs"
+    ),
+    "batch": (
+        "slurm srun sbatch slurmstepd slurmd slurmctld job jobs step stepid node nodes partition allocation "
+        "preempt preempted preemption evict evicted requeue requeued scheduler controller daemon daemons "
+        "credential munge prolog epilog walltime reservation lease condor schedd startd shadow starter slot "
+        "rescheduling executing pbs lsf batch"
+    ),
+    "container": (
+        "container docker image pyxis enroot singularity apptainer registry pod sandbox pull layer spank plugin"
+    ),
+    "unavailable": (
+        "unavailable responding busy lost down dead gone refused reset retry retries timeout timed expired "
+        "disconnected disconnect closed failure hung stuck broken unreachable reboot rebooted fail fails "
+        "aborted unexpectedly service gave later"
+    ),
+    "limit": (
+        "limit limits exceed exceeds exceeded quota request requested permitted maximum max capacity slots "
+        "satisfy satisfied too many more than available oversubscribe cgroup rss over budget"
+    ),
+    "identity": (
+        "permission permitted denied unauthorized forbidden token access login authenticate authenticated "
+        "authorized gated private password key credentials log account user"
+    ),
+    "versions": (
+        "version versions upgrade update downgrade install installed installing pip conda package packages "
+        "module library libraries symbol compile compiled compilation build built abi binary incompatible "
+        "requires require required dependency import imported plugin driver drivers toolkit capability newer "
+        "older old release header so glibc numpy normal functioning found"
+    ),
+    "internals": (
+        "implemented implementation implement unsupported supported support operator backend kernel dispatch "
+        "report bug internal assert developers operation usage type triton inductor cublas cudnn dtype "
+        "enabled"
+    ),
+    "program": (
+        "argument arguments expected got shape shapes dtype size sizes index indices key keys attribute type "
+        "value values tensor tensors matrix dimension dimensions operand operands target range bounds "
+        "parameter parameters grad gradient loss nan syntax name defined positional keyword unpack decode "
+        "parse json config option options unrecognized executable command script file path directory such "
+        "exist string int float list dict object none missing unexpected assertion divisible divide zero"
+    ),
+    "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
+    "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
+}
+"""The vocabularies of subsystems. A word may be in several."""
+_FIELDS_OF: dict[str, list[str]] = {}
+for _field, _vocabulary in _FIELDS.items():
+    for _word in _vocabulary.split():
+        _FIELDS_OF.setdefault(_word, []).append(f"@field:{_field}")
+
+_SPEAKERS = (
+    ("kernel", re.compile(r"^\s*(?:\S+ )?(?:kernel:|\[ *\d+\.\d{3,}\])|^\s*kernel:|Message from syslogd")),
+    ("batch", re.compile(r"^(?:slurm\w+|srun|sbatch|salloc|scontrol)(?:-\S+)?: |^condor_\w+|\bslurm_script:"
+        r"|^\d{3} \(\d+\.\d+\.\d+\) ")),
+    ("mpi", re.compile(r"^\[\S+:\d+\] |\bORTE\b|\bPRTE\b|\bMPI_|^(?:mpirun|mpiexec|prterun|orted)\b|\bOpen MPI\b")),
+    ("nccl", re.compile(r"\bNCCL (?:WARN|INFO)|\bnccl[A-Z]\w+")),
+    ("cuda", re.compile(r"\bCUDA (?:error|out|kernel|unknown)|\bcuda[A-Z]\w+|\bNVML\b|\bNVIDIA-SMI\b")),
+    ("ssh", re.compile(r"^(?:ssh|scp|kex_\w+|Host key)\b")),
+    ("shell", re.compile(r"^(?:/\S+/)?(?:ba|z|k)?sh: |: line \d+: |^python\S*: ")),
+    ("native", re.compile(r"\.(?:cpp|cc|cu|c|h|rs):\d+")),
+)  # fmt: skip
+_ERRNO = re.compile(r"\berrno:? ?(\d+)\b|\bos error (\d+)\b|\bcode: -?(\d+)\b", re.IGNORECASE)
+_ERRNO_KINDS = {
+    "network": (
+        "ENETDOWN ENETUNREACH ENETRESET ECONNABORTED ECONNRESET ECONNREFUSED ETIMEDOUT EHOSTDOWN EHOSTUNREACH "
+        "EADDRINUSE EADDRNOTAVAIL EPIPE ENONET ENOLINK ECOMM EPROTO"
+    ),
+    "storage": (
+        "EIO ESTALE EROFS ENOSPC EUCLEAN ENODEV ENXIO EREMOTEIO ENOTCONN ESHUTDOWN ENOMEDIUM EMEDIUMTYPE "
+        "EBUSY EREMCHG ENOTBLK"
+    ),
+    "caller": (
+        "ENOENT EACCES EPERM EEXIST EISDIR ENOTDIR EINVAL EDQUOT EFBIG ENAMETOOLONG EMFILE ENOTEMPTY ELOOP "
+        "E2BIG ENOEXEC EBADF EDOM ERANGE EILSEQ ENOTSUP"
+    ),
+}  # fmt: skip
+"""Error numbers by the side at fault (errno(3))."""
+_BY_NUMBER = {
+    number: kind
+    for kind, names in _ERRNO_KINDS.items()
+    for name in names.split()
+    if (number := getattr(errno, name, None)) is not None
+}
+_BY_TEXT = {os.strerror(number).lower(): kind for number, kind in _BY_NUMBER.items()}

@@ -1,9 +1,8 @@
 """The table of failures: texts of logs, exceptions and sessions, whose fault each is, and what to do about it.
 
-A row has a pattern that a line must have, whose fault it is, which component failed, what that means, and where the
-text comes from. `sure`: how often the verdict is right where the text stands alone. A `secondary` row describes the
-other ranks after one has died: it counts only where nothing else was found. A text that a mistake in the user's code
-causes as well as a sick device has a row only with `besides` or `unless`: patterns in the lines around it.
+`sure` is the share of right verdicts where only this text is present. A `secondary` row describes the other ranks after
+one has died: it counts only if nothing else was found. A text with several causes has a row only with `besides` or
+`unless`: patterns in the lines around it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 
 import msgspec
 
-from stoker.manager.advice.logs.signs import caseless
+from stoker.manager.advice.logs.reading import caseless
 
 # ---- verdicts
 
@@ -23,29 +22,22 @@ class FaultKind(enum.Enum):
     """Whose fault a failure is (SchedMate §3.3, after Acme's taxonomy)."""
 
     INFRASTRUCTURE = "infrastructure"
-    """Hardware, network, file systems, nodes, the batch system, other users of a device: the same run may go well
-    elsewhere, or later."""
+    """Hardware, network, file systems, nodes, the batch system, other users of a device: the same run may succeed
+    elsewhere."""
     FRAMEWORK = "framework"
-    """The installed software does not fit together or does not fit the machine: another installation cures it."""
+    """The installed software does not fit together or does not fit the machine."""
     USER = "user"
-    """The program, its data, its settings, or what it asked for."""
+    """The program, its data, its settings, or its requests."""
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """A line of a log by its number, from 1. Secrets in its text are masked."""
-
     number: int
     text: str
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first lines of a log that matter.
-
-    `first`: the line with which the failure begins. `before`, `after`: its context, without it. `signs`: the lines of
-    the failure that look bad, each kind of line once, in their order; `first` is among them. `traceback`: the first
-    whole traceback of Python, chained ones included; empty: there is none. `lines`: lines of the whole log, or of as
-    much of it as was read.
-    """
+    """The first lines of a log that matter: the line with which the failure begins, its context, the bad lines of the
+    failure (each kind once, in order), the first whole traceback, and the number of lines read."""
 
     first: LogLine
     before: tuple[LogLine, ...] = ()
@@ -56,13 +48,12 @@ class Located(msgspec.Struct, frozen=True):
 
     @property
     def window(self) -> tuple[LogLine, ...]:
-        """The first line with its context."""
         return (*self.before, self.first, *self.after)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Whose fault a failure is. `component`: what failed, in a word (`gpu`, `network`, `code`). `sure`: from 0 to 1.
-    `means`: what happened, in words. `proof`: the lines that show it, at least one; their secrets are masked."""
+    """Whose fault a failure is. `component`: a word (`gpu`, `network`, `code`). `sure`: from 0 to 1. `means`: a
+    description. `proof`: at least one line that shows it, with masked secrets."""
 
     kind: FaultKind
     component: str
@@ -92,11 +83,9 @@ class FaultRule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The compiled `text`, for lines in lower case."""
         return caseless(self.text)
 
     def holds_in(self, context: str) -> bool:
-        """True if the lines around have what the row wants besides, and nothing of what it excludes."""
         return (not self.besides or re.search(self.besides, context, re.IGNORECASE) is not None) and (
             not self.unless or re.search(self.unless, context, re.IGNORECASE) is None
         )
@@ -315,7 +304,6 @@ ROWS: tuple[FaultRule, ...] = (
 
 
 def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[FaultRule]:
-    """The rows whose pattern a line has, in the order of the table."""
     lower = line.lower()
     return [rule for rule in rules if rule.pattern.search(lower)]
 
@@ -464,7 +452,6 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_I, "scheduler"): "nothing: calls go to other pilots; if it is often, try another partition or a shorter walltime",
     (_I, "licence"): "submit again when the licence server answers",
 }  # fmt: skip
-"""By fault and component."""
 BY_KIND: dict[FaultKind, str] = {
     _U: "mend what the lines say, in the program or in what it is given",
     _F: "install versions that fit each other and the machine",
@@ -474,5 +461,4 @@ BY_KIND: dict[FaultKind, str] = {
 
 
 def remedy(fault: Fault, subject: str) -> str:
-    """What to do about the failure of a subject (`c-12`, `b1`, a pilot)."""
     return BY_COMPONENT.get((fault.kind, fault.component), BY_KIND[fault.kind]).format(subject)

@@ -1,21 +1,15 @@
-"""Spells of bad lines in a log: an episode begins with a bad line, and ends when `QUIET_LINES` ordinary lines follow.
-
-What a program survived is such an episode, and so is the cascade with which it dies. An episode keeps each kind of bad
-line once (digits aside), the first tracebacks, and its first lines with what stood before them: some hundred kilobytes
-however long it is.
-
-Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
+"""Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
 
 The paper assumes ordinary lines and then errors, and searches the border by halves. `locate` reads a log once, so it
 also handles warnings that look bad, failures that were overcome, and ranks that print on while one is dead.
 
-A line is masked (its digits go) and looked up by its hash; only the first line of each masked form is graded. Bad lines
-form *episodes*: an episode begins with a bad line and ends when `QUIET_LINES` ordinary lines follow. The failure is the
-last episode, if the log ends in it; a sign of broken hardware in an earlier one goes before. In an episode the first
-grave line counts that is no consequence of another rank's end.
+A line is masked (without digits) and looked up by its hash; only the first line of each masked form is graded. Bad
+lines form *episodes*: an episode begins with a bad line and ends when `QUIET_LINES` ordinary lines follow. The failure
+is the last episode, if the log ends in it; a sign of broken hardware in an earlier one comes first. In an episode the
+first grave line counts that is no consequence of another rank's end.
 
 Memory is bounded: an episode keeps each kind of bad line once, the first tracebacks, and its first lines with those
-before them.
+before them, some hundred kilobytes however long it is.
 """
 
 from __future__ import annotations
@@ -24,8 +18,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine, matching_rules
-from stoker.manager.advice.logs.reading import LineReader, LogSource, OpenTracebacks, TracebackLines, masked_line, shown
-from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad, overcome
+from stoker.manager.advice.logs.reading import (
+    TRACEBACK,
+    Gravity,
+    LineReader,
+    LogSource,
+    TracebackLines,
+    gravity,
+    masked_line,
+    may_be_bad,
+    overcome,
+    shown,
+)
 from stoker.manager.advice.secrets import masked
 
 # ---- episodes of bad lines
@@ -38,15 +42,17 @@ _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _STEP_BACK_LINES = 3
-"""A plain error this close above the first line that matters belongs to it."""
+"""A plain error at most this far above the first line that matters belongs to it."""
 _ANSWER_LINES = 2
-"""A program says so soon after a failure that it tries again."""
+"""Lines after a failure in which a program says that it tries again."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
 """Components whose failure a program may seem to survive for a while."""
+_SECONDARY = 2
+_SEVERAL = 3
 
 
 class BadLine:
-    """A line that looks bad: the first of its kind, and how many of them there were."""
+    """The first bad line of its kind, and their count. `overcome`: the next line says that the program continues."""
 
     __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
 
@@ -57,13 +63,25 @@ class BadLine:
         self.count = 1
         self.last = number
         self.overcome = False
-        """True if the next line says that the program tries again, or goes on."""
         self.rules: list[FaultRule] = []
         self.traceback = traceback
 
+    @property
+    def begins_at(self) -> int:
+        return self.traceback.number if self.traceback is not None else self.number
+
+    @property
+    def rank(self) -> int:
+        """0: a failure by itself. 2: a consequence, by the rules, or because several ranks say it and the cause is one
+        rank's alone. 3: it was overcome."""
+        if self.overcome:
+            return _SECONDARY + 1
+        follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
+        return _SECONDARY if follows else 0
+
 
 class Episode:
-    """One spell of bad lines."""
+    """One spell of bad lines. `overcome_after`: the last line that told of another try or way."""
 
     def __init__(self, number: int, before: Iterable[tuple[int, bytes]]) -> None:
         self.number = number
@@ -71,121 +89,77 @@ class Episode:
         self.tracebacks: list[TracebackLines] = []
         self.signs: dict[int, BadLine] = {}
         self.overcome_after = 0
-        """The last line that told of another try or way."""
         self.gravity = Gravity.PLAIN
-        self._open = OpenTracebacks()
+        self._open: list[TracebackLines] = []
         self._most_window = len(self.window) + _WINDOW_LINES
 
     def keep(self, number: int, line: bytes) -> bool:
-        """Add a line to the window. Returns False if the window is full."""
         if len(self.window) >= self._most_window:
             return False
         self.window.append((number, line))
         return True
 
-    def sign(self, key: int, number: int, text: str, gravity: Gravity) -> None:
-        """Take in a bad line."""
+    def sign(self, key: int, number: int, text: str, gravity: Gravity, traceback: TracebackLines | None = None) -> None:
         found = self.signs.get(key)
         if found is not None and not found.overcome:
             found.count += 1
             found.last = number
         elif found is not None or len(self.signs) < _MOST_SIGNS:
-            self.signs[key] = BadLine(number, text, gravity)
+            self.signs[key] = BadLine(number, text, gravity, traceback)
         self.gravity = max(self.gravity, gravity)
 
     def begin_traceback(self, number: int, line: str) -> None:
-        """A traceback begins here."""
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
-            self._open.add(traceback)
+            self._open.append(traceback)
+            self._open.sort(key=lambda each: not each.marks_ranks)  # a line with a mark belongs to its rank
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
 
     @property
     def reads_tracebacks(self) -> bool:
-        """True while a traceback has not ended."""
-        return len(self._open) > 0
+        return bool(self._open)
 
     def in_traceback(self, number: int, line: str) -> bool:
-        """Give a line to the tracebacks that have not ended. Returns True if it is of one."""
-        for traceback in self._open.candidates(line):
-            said = len(traceback.exceptions)
+        for traceback in [*self._open]:
+            raised = len(traceback.exceptions)
             if traceback.add(number, line):
-                if len(traceback.exceptions) > said:
-                    self._raised(traceback)
+                if len(traceback.exceptions) > raised:
+                    at, text = traceback.exceptions[-1]
+                    key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
+                    self.sign(key, at, text, Gravity.FATAL, traceback)
                 return True
             if traceback.done:
                 self._open.remove(traceback)
         return False
 
-    def _raised(self, traceback: TracebackLines) -> None:
-        number, text = traceback.exceptions[-1]
-        key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
-        found = self.signs.get(key)
-        if found is not None and not found.overcome:
-            found.count += 1
-            found.last = number
-        elif found is not None or len(self.signs) < _MOST_SIGNS:
-            self.signs[key] = BadLine(number, text, Gravity.FATAL, traceback)
-
     def overcame(self, number: int) -> None:
-        """A line says that the program goes on: what failed just before it is no failure."""
         self.overcome_after = number
         for sign in self.signs.values():
             if 0 < number - sign.last <= _ANSWER_LINES:
                 sign.overcome = True
 
-    def judge(self, rules: tuple[FaultRule, ...]) -> None:
-        """Look each bad line up in the table of rules."""
+    def first(self, rules: tuple[FaultRule, ...]) -> BadLine:
         for sign in self.signs.values():
             sign.rules = matching_rules(sign.text, rules)
-
-    def first(self) -> BadLine:
-        """The bad line with which the failure begins: the first that is no consequence of another."""
-        best = min(self.signs.values(), key=lambda sign: (_rank(sign), _begins(sign)))
-        for sign in sorted(self.signs.values(), key=_begins, reverse=True):
-            gap = _begins(best) - _begins(sign)
-            if 0 < gap <= _STEP_BACK_LINES and _rank(sign) < _SECONDARY and sign.traceback is None:
+        best = min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
+        for sign in sorted(self.signs.values(), key=lambda sign: sign.begins_at, reverse=True):
+            gap = best.begins_at - sign.begins_at
+            if 0 < gap <= _STEP_BACK_LINES and sign.rank < _SECONDARY and sign.traceback is None:
                 best = sign
         return best
 
     def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
-        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those of such
-        failures."""
         lasting = (sign for sign in self.signs.values() if not sign.overcome)
         return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
 
-    def traceback_near(self, number: int, before: int) -> TracebackLines | None:
-        """The first traceback from so many lines before a line on, which nothing overcame."""
+    def traceback_from(self, number: int) -> TracebackLines | None:
         overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
-        return next((each for each in self.tracebacks if each.number >= number - before and each not in overcome), None)
+        return next((each for each in self.tracebacks if each.number >= number and each not in overcome), None)
 
     def ordered(self) -> Iterator[BadLine]:
-        """The bad lines by number."""
         yield from sorted(self.signs.values(), key=lambda sign: sign.number)
-
-
-_SECONDARY = 2
-_SEVERAL = 3
-
-
-def _rank(sign: BadLine) -> int:
-    """0: a failure by itself. 2: what follows from another failure: the rules say so, or several ranks say it, for the
-    cause is one's alone. 3: what was overcome."""
-    if sign.overcome:
-        return _SECONDARY + 1
-    follows = all(rule.secondary for rule in sign.rules) if sign.rules else sign.count >= _SEVERAL
-    return _SECONDARY if follows else 0
-
-
-def _begins(sign: BadLine) -> int:
-    return sign.traceback.number if sign.traceback is not None else sign.number
-
-
-def hardware_rules(rules: tuple[FaultRule, ...]) -> tuple[FaultRule, ...]:
-    """The rows of what may break without an end to the program at once."""
-    return tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)
 
 
 # ---- the pass over a log
@@ -196,20 +170,18 @@ AFTER_LINES = 160
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""So many kinds of lines are looked at with all patterns; in what comes then, "error" alone is an error."""
+"""Kinds of lines that are searched with all patterns; in later kinds, "error" alone is an error."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """The first lines of a log that matter; None if nothing in it looks like a failure. Raises OSError for a path that
-    cannot be opened."""
+    """Return the first lines of a log that matter; None if nothing in it looks like a failure. Raises OSError for a
+    path that cannot be opened."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)
 
 
 class _Scan:
-    """One pass over a log."""
-
     def __init__(self) -> None:
         self.lines = 0
         self._kinds: dict[int, Gravity] = {}
@@ -248,11 +220,15 @@ class _Scan:
         self.lines = reader.number
 
     def _grade(self, key: int, line: bytes) -> Gravity:
-        """How bad the first line of a kind looks."""
         found = Gravity.PLAIN
         if may_be_bad(line):
             self._looks -= 1
-            found = gravity(shown(line)) if self._looks > 0 else hasty_gravity(line)
+            if self._looks > 0:
+                found = gravity(shown(line))
+            elif TRACEBACK.encode() in line:
+                found = Gravity.FATAL
+            elif b"error" in line.lower():
+                found = Gravity.ERROR
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[key] = found
@@ -262,68 +238,50 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # The least grave goes; of several, the latest that has ended.
+            # Drop the least grave; of several, the latest that has ended.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open
 
     def _take(self, episode: Episode, key: int, number: int, line: bytes, grade: Gravity) -> bool:
-        """Give a line to an episode. Returns True if it is one of its bad lines."""
-        text = ""
-        if episode.reads_tracebacks:
-            text = shown(line)
-            if episode.in_traceback(number, text):
-                return True
-        if grade is Gravity.FATAL and TRACEBACK in (text := text or shown(line)):
-            episode.begin_traceback(number, text)
+        text = shown(line)
+        if episode.reads_tracebacks and episode.in_traceback(number, text):
             return True
-        if grade is Gravity.NOTICE:
-            if overcome(text or shown(line)):
-                episode.overcame(number)
-            return False
-        if grade is Gravity.PLAIN:
-            return False
-        episode.sign(key, number, text or shown(line), grade)
-        return True
+        if grade is Gravity.FATAL and TRACEBACK in text:
+            episode.begin_traceback(number, text)
+        elif grade is Gravity.NOTICE and overcome(text):
+            episode.overcame(number)
+        elif grade >= Gravity.ERROR:
+            episode.sign(key, number, text, grade)
+        return grade >= Gravity.ERROR
 
     def result(self, rules: tuple[FaultRule, ...]) -> Located | None:
-        candidates, hardware = [episode for episode in self._episodes if episode.signs], hardware_rules(rules)
+        candidates = [episode for episode in self._episodes if episode.signs]
+        hardware = tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)
         for episode in candidates:
             broken = episode.broken(hardware)
             if broken is not None and (episode is self._open or episode.overcome_after < broken.number):
                 return self._located(episode, None if episode is self._open else broken, rules)
+        survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
         if self._open is not None and self._open.signs:
             return self._located(self._open, None, rules)
-        survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
-        if survived:
-            return self._located(survived[-1], None, rules)
-        return None
+        return self._located(survived[-1], None, rules) if survived else None
 
     def _located(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
-        """The failure that is an episode; it begins with `first`, or with what the rules say."""
-        if first is None:
-            episode.judge(rules)
-            first = episode.first()
-        traceback = first.traceback
-        number = first.number if traceback is None else traceback.number
-        text = first.text if traceback is None else traceback.lines[0][1]
-        if traceback is None:
-            traceback = episode.traceback_near(number, BEFORE_LINES)
+        first = first or episode.first(rules)
+        number, text, traceback = first.begins_at, first.text, first.traceback
+        if traceback is not None:
+            text = traceback.lines[0][1]
+        else:
+            traceback = episode.traceback_from(number - BEFORE_LINES)
         near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
         window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
+        signs = [sign for sign in episode.ordered() if sign.number >= number and not sign.overcome]
         return Located(
             LogLine(number, masked(text)),
             before=tuple(each for each in window if each.number < number),
             after=tuple(each for each in window if each.number > number),
-            signs=tuple(
-                LogLine(sign.number, masked(sign.text))
-                for sign in episode.ordered()
-                if sign.number >= number and not sign.overcome
-            ),
-            traceback=_lines(traceback.lines) if traceback is not None else (),
+            signs=tuple(LogLine(sign.number, masked(sign.text)) for sign in signs),
+            traceback=tuple(LogLine(at, masked(line)) for at, line in (traceback.lines if traceback else ())),
             lines=self.lines,
         )
-
-
-def _lines(lines: list[tuple[int, str]]) -> tuple[LogLine, ...]:
-    return tuple(LogLine(number, masked(text)) for number, text in lines)

@@ -1,23 +1,26 @@
-"""The lines of a log of any size and content, and Python's tracebacks in them, in bounded memory.
+"""The lines of a log of any size and content, how bad each looks, and Python's tracebacks in them, in bounded memory.
 
-A log may be binary, end without a line break, mix encodings, or have one line of a gigabyte. Lines are split at line
-breaks and at carriage returns (a progress bar writes over itself); a line longer than `LONGEST_BYTES` keeps its
-beginning and its end. NUL bytes are dropped, which also makes ASCII of UTF-16.
+A log may be binary, end without a line break, mix encodings, or have one line of a gigabyte. Lines end at line breaks
+and at carriage returns (a progress bar overwrites itself); a line longer than `LONGEST_BYTES` keeps its beginning and
+its end. NUL bytes are dropped, which also turns UTF-16 into ASCII.
 
-A launcher writes a rank's mark before each line (`[rank3]: `, `3: `): a traceback has the mark of the line that began
-it. Chained tracebacks are one. A recursion without end keeps its beginning and its end.
+A line looks bad by words of severity ("error", "failed", "refused"), whatever program wrote them. Names of metrics
+(`val_error=0.2`), settings (`timeout=60`) and counts of none (`0 errors`) are removed first. A line that announces
+another try, or a warning, is a notice: it can be in the context of a failure, and begins none.
+
+A launcher writes a rank's mark before each line (`[rank3]: `, `3: `): a traceback has the mark of its first line.
+Chained tracebacks are one. An endless recursion keeps its beginning and its end.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any
-
-from stoker.manager.advice.logs.signs import TRACEBACK
 
 # ---- lines
 
@@ -34,9 +37,9 @@ LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str 
 
 
 class LineReader:
-    """The lines of a log as bytes, one pass. `number` is that of the line that came last, from 1, as an editor counts.
+    """The lines of a log as bytes, in one pass. `number`: the last line's, from 1, as an editor counts.
 
-    Iterating raises OSError where a path cannot be opened; where a read fails later, the log ends there.
+    Iterating raises OSError for a path that cannot be opened; if a read fails later, the log ends there.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -70,26 +73,24 @@ class LineReader:
 
 
 def masked_line(line: bytes) -> bytes:
-    """The line without its digits. Lines of a loop that differ in numbers alone become the same."""
     return line.translate(None, _DIGITS)
 
 
 def clipped(line: bytes) -> bytes:
-    """The beginning and the end of a long line."""
     return line[:_HEAD] + _LEFT_OUT + line[-_TAIL:] if len(line) > LONGEST_BYTES else line
 
 
 def shown(line: bytes) -> str:
-    """The line as text, without colours and control characters; what is not UTF-8 becomes U+FFFD."""
+    """Return the line as text, without colours and control characters; other bytes than UTF-8 become U+FFFD."""
     text = line.decode("utf-8", "replace")
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
 
 
 def blocks_of(source: LogSource) -> Iterator[bytes]:
-    """The log in pieces of some hundred kilobytes. Raises OSError for a path that cannot be opened.
+    """Yield the log in pieces of some hundred kilobytes. Raises OSError for a path that cannot be opened.
 
-    Of a file by its path what it held when it was opened: a program that writes faster than this reads would have no
-    end. A file without a size (a pipe, one of /proc) is read to its end.
+    A file given by its path is read up to its size at the start, because a program may write faster than this reads. A
+    file without a size (a pipe, one of /proc) is read to its end.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
@@ -100,7 +101,7 @@ def blocks_of(source: LogSource) -> Iterator[bytes]:
     elif hasattr(source, "read"):
         yield from _blocks_of_file(source)
     else:
-        yield from _blocks_of_lines(source)
+        yield from (_encoded(line).removesuffix(b"\n") + b"\n" for line in source)
 
 
 def _blocks_of_file(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
@@ -110,41 +111,139 @@ def _blocks_of_file(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]
             yield _encoded(block)
 
 
-def _blocks_of_lines(lines: Iterable[str | bytes]) -> Iterator[bytes]:
-    waiting: list[bytes] = []
-    size = 0
-    for line in lines:
-        if len(line) > _BLOCK_BYTES:
-            yield b"\n".join([*waiting, b""])
-            waiting, size = [], 0
-            for at in range(0, len(line), _BLOCK_BYTES):
-                yield _encoded(line[at : at + _BLOCK_BYTES])
-            if line[-1:] not in ("\n", b"\n"):
-                yield b"\n"
-            continue
-        part = _encoded(line).removesuffix(b"\n")
-        waiting.append(part)
-        size += len(part) + 50
-        if size > _BLOCK_BYTES:
-            yield b"\n".join([*waiting, b""])
-            waiting, size = [], 0
-    if waiting:
-        yield b"\n".join([*waiting, b""])
-
-
 def _encoded(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
 
 
 def _overwritten(line: bytes) -> Iterator[bytes]:
-    """The parts of a line between carriage returns, clipped; an empty line stays one. Of a progress bar, which may
-    write over itself a million times, each form comes once."""
+    """Yield the parts of a line between carriage returns, clipped; an empty line stays one. A progress bar may be drawn
+    a million times: each of its forms comes once."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())
-    parts = [part for part in parts if part]
-    for part in parts or [b""]:
-        yield clipped(part)
+    yield from map(clipped, [part for part in parts if part] or [b""])
+
+
+# ---- how bad a line looks
+
+
+_LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
+
+
+def caseless(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return the pattern in lower case, except its classes (`\\S`), for a search in `line.lower()`."""
+    return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
+
+
+class Gravity(enum.IntEnum):
+    PLAIN = 0
+    NOTICE = 1
+    ERROR = 2
+    FATAL = 3
+
+
+_STEMS = (
+    b"err|exception|fail|critical|abort|panic|cannot|can't|denied|refused|unreachable|timed|timeout|kill|corrupt|"
+    b"lost|invalid|unhandled|segfault|segmentation|terminat|broken|exceed|stale|lockup|lock-up|stall|dead|crash|"
+    b"evict|preempt|held|shutdown|down|expire|mismatch|incompatible|undefined|missing|unsupported|disconnect|reboot|"
+    b"full|degraded|unexpected|rejected|fatal|emerg|dumped|oom|uncorrectable|unrecoverable|cancelled|node_fail|***|"
+    b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
+    b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
+).split(b"|")
+"""Each pattern below contains one of these; a search for them is 10 times as fast as the patterns."""
+
+TRACEBACK = "Traceback (most recent call last)"
+
+_HARMLESS = caseless(
+    r"""
+      (?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]{0,60}+['"]?\s*+[=:]\s*+
+          (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
+    | \b(?:0|no|zero|without(?:\ any)?)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|timeouts?)\b
+    | \berrors?\ (?:by|per)\ \w+
+    | \b(?:mean|absolute|squared|word|character|reconstruction|error|failure)[\s_-]
+          (?:absolute\ |squared\ )?(?:error|failure|rate|analysis|handling)s?\b(?:\s+rate\b)?
+    | \bon[_-](?:error|failure)\b | \berror[_-]?(?:bars?|handler|correct\w*)\b | \bfail[-_]?(?:fast|over|safe)\b
+    | (?:set|raise|use|disable|enable|ignore)[\w_-]*(?:_|-)errors?\b
+    """,
+    re.VERBOSE,
+)
+_FATAL = caseless(
+    r"""
+      Traceback\ \(most\ recent\ call\ last\) | \b(?:FATAL|CRITICAL|PANIC|EMERG)\b | \bfatal(?:\ \w+)?\ error | \bfatal:
+    | \bSegmentation\ fault | core\ dumped | \bBus\ error | ^(?:\S+:\s|\S+\[\d+\]:\s)?(?:Killed|Aborted|Terminated)\b
+    | \boom[-_ ]kill | \bout\ of\ memory\b | terminate\ called | \buncorrectable\b | \bunrecoverable\b
+    | \bCANCELLED\b | \bNODE_FAIL\b | \b(?:kernel|hardware|machine\ check)\b.*\berror\b | \*\*\*.*\*\*\*
+    | ^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::\s|$)
+    """,
+    re.VERBOSE,
+)
+_ERROR = caseless(
+    r"""
+      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | abort | \bpanic
+    | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
+    | \btimed?[\s-]?out\b
+    | \bkill(?:ed|ing)\b | \bcorrupt | \blost\b | \binvalid\b | \bnot\ (?:found|responding|available|ready|valid)\b
+    | \bno\ such\b | \bnot\ enough\b | \bgiving\ up\b | \bimproper
+    | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
+    | \bstale\b | \block-?up\b | \bstall(?:ed)?\b | \bdead\b | \bcrash | \bevict | \bpreempt | \bheld\b | \bshutdown\b
+    | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
+    | \bNVRM: | \bdisconnect | \breboot | \bfull\b | \bdegraded\b | \bunexpected | \brejected\b
+    """,
+    re.VERBOSE,
+)
+_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\wWarning\b|\bdeprecat")
+_CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
+_OVERCOME = caseless(
+    r"""
+      \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
+      again|recovered|resolved|resuming|succeeded)\b
+    | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b
+    | \breconnect(?:ed|ing)\b
+    | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b
+    """,
+    re.VERBOSE,
+)
+_GIVEN_UP = caseless(
+    r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries"
+    r"|after\ \d+\ (?:attempts|retries)|retries\ exhausted|retry (?:count|limit) exceeded",
+)  # fmt: skip
+
+
+def _prefix_tree(words: Iterable[bytes]) -> bytes:
+    tails: dict[bytes, list[bytes]] = {}
+    for word in words:
+        tails.setdefault(word[:1], []).append(word[1:])
+    branches = [
+        re.escape(first) + (b"" if b"" in rest else _prefix_tree(rest)) for first, rest in sorted(tails.items())
+    ]
+    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
+
+
+_ANY_STEM = re.compile(_prefix_tree(_STEMS))
+
+
+def may_be_bad(line: bytes) -> bool:
+    return _ANY_STEM.search(line.lower()) is not None
+
+
+def gravity(line: str) -> Gravity:
+    lower = line.lower()
+    if _ERROR.search(lower) or _FATAL.search(lower):
+        lower = _HARMLESS.sub(" ", lower)
+        if _OVERCOME.search(lower) and not _GIVEN_UP.search(lower):
+            return Gravity.NOTICE
+        if _FATAL.search(lower):
+            return Gravity.FATAL
+        if _ERROR.search(lower) and not _WARNING.search(lower) and not _CALM_LEVEL.search(line):
+            return Gravity.ERROR
+        if _ERROR.search(lower):
+            return Gravity.NOTICE
+    return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+
+
+def overcome(line: str) -> bool:
+    lower = line.lower()
+    return _OVERCOME.search(lower) is not None and _GIVEN_UP.search(lower) is None
 
 
 # ---- tracebacks
@@ -153,31 +252,28 @@ def _overwritten(line: bytes) -> Iterator[bytes]:
 _HEAD_LINES, _TAIL_LINES = 160, 80
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 _MESSAGE_LINES = 12
-"""A message of several lines counts up to here, where its lines are indented or it is not closed by a blank line."""
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?::.*|)$|(?:[A-Za-z_]\w*\.)+\w+: ")
+"""The most lines of a message, if they are indented or no blank line closes it."""
 _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
-
-
+_LONG_MESSAGE = re.compile(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side")
+"""Lines of NCCL's and CUDA's long messages, which start at the left margin."""
 RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """One traceback while it is read. `number`: its first line. `done`: no further line belongs to it."""
+    """One traceback while it is read. `number`: its first line. `exceptions`: the line of each exception of the chain;
+    the last one ended the program. `done`: no further line belongs to it. `marks_ranks`: each of its lines has a mark
+    that is no clock or level of one message."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)
         self.number = number
         self.done = False
         self.exceptions: list[tuple[int, str]] = []
-        """The line of each exception of the chain; the last one is what ended the program."""
         self._mark = _unmarked(line[:at].strip("\ufeff\ufffd"))
         self._width = at
-        self._marks_ranks = len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
-        """True if what stands before the traceback marks each line, and is no clock or level of one message."""
-        self.mark = (at, self._mark.rstrip()) if self._mark and self._marks_ranks else None
-        """The width of the mark that each of its lines has, and the mark; None: its lines have none."""
+        self.marks_ranks = 0 < len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
         self._head: list[tuple[int, str]] = [(number, line)]
         self._tail: list[tuple[int, str]] = []
         self._in_frames = True
@@ -185,107 +281,47 @@ class TracebackLines:
 
     @property
     def lines(self) -> list[tuple[int, str]]:
-        """Its lines with their numbers; of a very long one the beginning and the end."""
         return self._head + self._tail
 
     def add(self, number: int, line: str) -> bool:
-        """Take in the next line of the log. Returns False for a line that is not of this traceback."""
-        if self.done:
+        body = self._body(line) if not self.done else None
+        if body is None or not self._takes(number, body):
             return False
-        body = self._body(line)
-        if body is None:
-            return False
+        (self._head if len(self._head) < _HEAD_LINES else self._tail).append((number, line))
+        del self._tail[:-_TAIL_LINES]
+        return True
+
+    def _takes(self, number: int, body: str) -> bool:
+        indented = body[:1] in (" ", "\t")
         if self._in_frames:
-            if body[:1] in (" ", "\t") or not body or body.startswith("[Previous line repeated"):
-                return self._keep(number, line)
+            if indented or not body or body.startswith("[Previous line repeated"):
+                return True
             if TRACEBACK in body:  # another one begins before this one has ended
                 self.done = not self.exceptions
-                return not self.done and self._keep(number, line)
+                return not self.done
             self._in_frames = False
             self._further = 0
             self.exceptions.append((number, body))
-            return self._keep(number, line)
+            return True
         self._further += 1
-        if TRACEBACK in body and self._chained:
+        if TRACEBACK in body and any(chain in line for _, line in self.lines[-3:] for chain in _CHAINS):
             self._in_frames = True
-            return self._keep(number, line)
+            return True
         if body.startswith(_CHAINS):
             self._further = 0
-            return self._keep(number, line)
+            return True
         if not body.strip() and self._further <= 2:
-            return self._keep(number, line)
-        if self._further <= _MESSAGE_LINES and (body[:1] in (" ", "\t") or self._is_message(body)):
-            return self._keep(number, line)
-        self.done = True
-        return False
-
-    @property
-    def _chained(self) -> bool:
-        return any(chain in line for _, line in self.lines[-3:] for chain in _CHAINS)
-
-    def _is_message(self, body: str) -> bool:
-        """True for lines of NCCL's and CUDA's long messages, which stand at the left margin."""
-        return bool(re.match(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side", body))
+            return True
+        self.done = self._further > _MESSAGE_LINES or not (indented or _LONG_MESSAGE.match(body))
+        return not self.done
 
     def _body(self, line: str) -> str | None:
         if not self._mark:
             return line[self._width :] if self._width == 0 or line[: self._width].isspace() else line
         if _unmarked(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
-        return None if self._marks_ranks else line
-
-    def _keep(self, number: int, line: str) -> bool:
-        if len(self._head) < _HEAD_LINES:
-            self._head.append((number, line))
-        else:
-            self._tail.append((number, line))
-            if len(self._tail) > _TAIL_LINES:
-                del self._tail[0]
-        return True
-
-
-class OpenTracebacks:
-    """The tracebacks that have not ended. Those of marked ranks are looked up by the mark of a line: a hundred ranks
-    that fail at once would each be asked for each line."""
-
-    def __init__(self) -> None:
-        self._marked: dict[tuple[int, str], list[TracebackLines]] = {}
-        self._loose: list[TracebackLines] = []
-        self._widths: tuple[int, ...] = ()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, traceback: TracebackLines) -> None:
-        """One more has begun."""
-        place = self._loose if traceback.mark is None else self._marked.setdefault(traceback.mark, [])
-        place.append(traceback)
-        self._changed(1)
-
-    def remove(self, traceback: TracebackLines) -> None:
-        """One has ended."""
-        if traceback.mark is None:
-            self._loose.remove(traceback)
-        else:
-            place = self._marked[traceback.mark]
-            place.remove(traceback)
-            if not place:
-                del self._marked[traceback.mark]
-        self._changed(-1)
-
-    def candidates(self, line: str) -> list[TracebackLines]:
-        """Those to which a line may belong: first those whose mark it has."""
-        found: list[TracebackLines] = []
-        for width in self._widths:
-            found += self._marked.get((width, _unmarked(line[:width].rstrip())), ())
-        return found + self._loose
-
-    def _changed(self, by: int) -> None:
-        self._count += by
-        self._widths = tuple({width for width, _ in self._marked})
+        return None if self.marks_ranks else line
 
 
 def _unmarked(mark: str) -> str:
-    """The mark of a line; a clock in it may run."""
     return mark if len(mark) < 16 else _CLOCK.sub("0", mark)

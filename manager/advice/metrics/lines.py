@@ -1,8 +1,8 @@
-"""One line of output and its metrics: counts and progress bars, names and values. Pure.
+"""One line of output and its metrics: counts and progress bars, names and values.
 
-Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|##  | 90/200 [...]`. A count with a total stands
-behind a word that counts (step, epoch, batch, ...), in brackets, or in front of a bar. Two numbers with a slash
-elsewhere are a date, a path, a fraction or a network: they count nothing.
+Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total stands
+behind a counting word (step, epoch, batch, ...), in brackets, or in front of a bar. 2 numbers with a slash elsewhere
+are a date, a path, a fraction or a network.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count that a line shows. `name`: what tells it from other counts of the log, without numbers. `total`: None if
-    the line does not say it."""
+    """A count in a line. `name` distinguishes it from other counts of the log, and has no numbers."""
 
     name: str
     unit: str
@@ -28,11 +27,8 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one line. None is what the line does not say.
-
-    `time_s`: a time that is that of a step in some programs, and the time since the start in others. `line_s`: when the
-    line was printed; only differences mean something. `evaluates`: the line belongs to an evaluation in between.
-    """
+    """The metrics of one line. `time_s`: the time of a step in some programs, since the start in others. `line_s`: when
+    the line was printed, from an unknown origin. `evaluates`: the line belongs to an evaluation."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -105,10 +101,9 @@ _NO_COUNT = re.compile(
 )
 _NAMED_ALONE = re.compile(
     rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?:\(train\))?[\s#\[(:='\"]{{0,5}}(?P<done>\d+\.\d+|{WHOLE})"
-    r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))",
+    r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))"
 )
 _GLUED = re.compile(r"(?<![\w.])(?:\d+-)?(?P<done>\d+)(?P<word>epoch|batch|iter|step)(?![a-z/])")
-"""3epoch, 101-200batch."""
 _LEADING = re.compile(r"^\[(?P<done>\d+)\](?=[\s:])")
 _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:\.\d+)?)\s?%|"
                       r"(?<![\d.])(?P<after>\d{1,3}(?:\.\d+)?)\s?%\s(?:done|complete)", re.IGNORECASE)  # fmt: skip
@@ -116,8 +111,6 @@ _DIGITS = re.compile(r"\d[\d.,]*")
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A progress bar. `before`, `post`: the texts in front of it and in its brackets."""
-
     counter: Counter
     before: str
     post: str
@@ -126,60 +119,51 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def bar(text: str) -> Bar | None:
-    """The progress bar that a line is, if it is one."""
-    if "[" not in text:
-        return None
-    found = _BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)
+    found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
     parts = found.groupdict()
     unit = parts["unit"] or "it"
     total = number(parts["total"], parts["total_scale"]) if parts.get("total") else None
-    done = number(parts["done"], parts["done_scale"])
     before = found["before"].strip(" :\t")
+    bare = _DIGITS.sub("", before)
+    counts_epochs = _UNIT.get(bare.lower().strip(" :#/[]()").rpartition(" ")[2]) == EPOCH
     if re.search(r"[kMG]?i?B/s", found["post"]) or unit in ("B", "iB"):
         counted = BYTE
+    elif counts_epochs and not before[-1:].isdigit() and ":" not in before:
+        counted = EPOCH
     else:
-        last = _DIGITS.sub("", before).lower().strip(" :#/[]()").rpartition(" ")[2]
-        whole_epochs = _UNIT.get(last) == EPOCH and not before[-1:].isdigit() and ":" not in before
-        counted = EPOCH if whole_epochs else _UNIT.get(unit.lower(), STEP)
-    name = "bar " + _DIGITS.sub("", before).strip().lower()[:40]
+        counted = _UNIT.get(unit.lower(), STEP)
+    counter = Counter("bar " + bare.strip().lower()[:40], counted, number(parts["done"], parts["done_scale"]), total)
     eta = found["eta"]
-    return Bar(
-        Counter(name, counted, done, total), before, found["post"],
-        duration_s(found["elapsed"]), duration_s(eta) if eta and eta != "?" else None,
-    )  # fmt: skip
+    eta_s = duration_s(eta) if eta and eta != "?" else None
+    return Bar(counter, before, found["post"], duration_s(found["elapsed"]), eta_s)
 
 
 def counters(text: str) -> list[Counter]:
-    """The counts of a line that is no bar, each name once. Counts without a total are among them only behind a word
-    that counts, and at the start of the line in brackets."""
+    """Return the counts of a line that is no bar, each name once. A count without a total needs a counting word, or
+    brackets at the start of the line."""
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
-    for pattern in _patterns(text):
-        for match in pattern.finditer(text):
-            if any(match.start() < end and start < match.end() for start, end in taken):
-                continue
-            parts = match.groupdict()
-            done = number(parts["done"] or parts.get("done2") or "0")
-            total = number(parts["total"] or parts.get("total2") or "0")
-            word = _plain(parts.get("word"))
-            before = text[max(0, match.start() - _REACH) : match.start()]
-            if done > total or total < (1 if word else 2) or _NOT_PROGRESS.search(before):
-                continue
+    for match in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
+        parts = match.groupdict()
+        done = number(parts["done"] or parts.get("done2") or "0")
+        total = number(parts["total"] or parts.get("total2") or "0")
+        word = _plain(parts.get("word"))
+        before = text[max(0, match.start() - _REACH) : match.start()]
+        counts = done <= total and total >= (1 if word else 2) and not _NOT_PROGRESS.search(before)
+        if counts and not _overlaps(match, taken):
             taken.append(match.span())
-            unit = _UNIT.get(word, STEP)
             name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
-            found.setdefault(name, Counter(name, unit, done, total))
+            found.setdefault(name, Counter(name, _UNIT.get(word, STEP), done, total))
     for glued in _GLUED.finditer(text):
         found.setdefault(glued["word"], Counter(glued["word"], _UNIT[glued["word"]], float(glued["done"])))
     if named := _TRAIN_EPOCH.search(text):
         found[EPOCH] = Counter(EPOCH, EPOCH, float(named["done"]))
     for match in _NAMED_ALONE.finditer(text):
-        if not _NO_COUNT.search(text, max(0, match.start() - _REACH), match.start()) and not any(
-            match.start() < end and start < match.end() for start, end in taken
-        ):
+        named_before = _NO_COUNT.search(text, max(0, match.start() - _REACH), match.start())
+        if not named_before and not _overlaps(match, taken):
             word = _plain(match["word"])
             found.setdefault(word, Counter(word, _UNIT[word], number(match["done"])))
     if not found and (leading := _LEADING.match(text)):
@@ -189,8 +173,11 @@ def counters(text: str) -> list[Counter]:
     return list(found.values())
 
 
-def with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
-    """The counts, with the totals that the same line states by name: `step=3 total_steps=10`."""
+def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
+    return any(match.start() < end and start < match.end() for start, end in taken)
+
+
+def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
     low = lower(text)
     if not any(word in low for word in ("total", "max", "num")):
         return counted
@@ -204,12 +191,9 @@ def with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
 
 
 def _patterns(text: str) -> list[re.Pattern[str]]:
-    """The patterns of counts with a total that the text may match, the surest first."""
-    found = [_NAMED, _AFTER] if "/" in text or "of" in text else []
-    if "/" in text or "of" in text:
-        found += [_BRACKETED, _BARRED] if "/" in text else []
-        found += [_PLAIN_OF] if " of " in text else []
-    return found
+    slash = "/" in text
+    found = [_NAMED, _AFTER] if slash or "of" in text else []
+    return [*found, *([_BRACKETED, _BARRED] if slash else []), *([_PLAIN_OF] if " of " in text else [])]
 
 
 def _plain(word: str | None) -> str:
@@ -241,7 +225,6 @@ _SETTING = re.compile(
     re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"\btrain_runtime\b|\btraining (?:took|complete|finished)", re.IGNORECASE)
-"""Means over a run that is over."""
 _TRACE = re.compile(r"\s*(?:File \".*\", line \d+|Traceback|at \S+:\d+|\S*(?:Error|Exception|Warning): )")
 _RANK = re.compile(
     r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s"
@@ -261,12 +244,11 @@ _LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
 
 
 def redraws(text: str) -> list[str]:
-    """The texts that a line shows one after the other, oldest first: a bar is drawn again after a carriage return."""
     return [part for part in _REDRAWN.split(text) if part and not part.isspace()]
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """The metrics of a line; of a line with several redraws, those of the last one that has any."""
+    """Return the metrics of a line; of a line with several redraws, the metrics of the last one with any."""
     for shown in reversed(redraws(line)):
         if len(shown) <= LONGEST_LINE and _WORTH_READING.search(shown):
             metrics = _read(_ESCAPES.sub("", shown))
@@ -280,15 +262,17 @@ def _read(text: str) -> LineMetrics | None:
     line_s, text = line_time(text)
     if rank is None:
         rank, text = _rank(text)
-    inner = _INNER_RANK.search(text, 0, 120)
-    if inner:
+    if inner := _INNER_RANK.search(text, 0, 120):
         rank, text = int(inner["rank"]), text[: inner.start()] + text[inner.end() :]
     if _SETTINGS_START.match(text) or _TRACE.match(text) or _SUMMARY.search(text):
         return None
     text = text.strip()
     drawn = bar(text)
-    counted = _bar_counters(drawn) if drawn else counters(text)
-    values, evaluated = pairs(drawn.post if drawn else text)
+    if drawn is None:
+        counted, before, post = counters(text), text, text
+    else:
+        counted, before, post = _bar_counters(drawn), drawn.before, drawn.post
+    values, evaluated = pairs(post)
     if drawn and drawn.elapsed_s is not None:
         values["elapsed_s"] = drawn.elapsed_s
         if drawn.eta_s is not None:
@@ -297,11 +281,12 @@ def _read(text: str) -> LineMetrics | None:
         return None
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
+    start = re.split(r"\d", before, maxsplit=1)[0]  # an evaluation is named in front of the first number
     return LineMetrics(
-        counters=tuple(with_stated_totals(counted, text)),
+        counters=tuple(_with_stated_totals(counted, text)),
         line_s=line_s,
         rank=rank,
-        evaluates=evaluated or _evaluates(drawn.before if drawn else text),
+        evaluates=evaluated or (bool(_EVALUATES.search(start)) and not _TRAINS.search(start)),
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
     )
 
@@ -315,7 +300,6 @@ def _rank(text: str) -> tuple[int | None, str]:
 
 
 def _bar_counters(drawn: Bar) -> list[Counter]:
-    """The bar's own count, and what the text before it counts (`Epoch 3/10: 45%|...`)."""
     around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
     if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
         around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
@@ -337,12 +321,6 @@ def _tells_progress(text: str, counted: list[Counter], values: dict[str, float],
     return bool(measured) or ("time_s" in values and any(each.unit == STEP for each in counted))
 
 
-def _evaluates(text: str) -> bool:
-    """True if the text in front of its first number names an evaluation, and no training."""
-    start = re.split(r"\d", text, maxsplit=1)[0]
-    return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
-
-
 # ---- totals that a program states at its start
 
 
@@ -356,7 +334,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Unit (step, epoch) to its total, from the first lines of a log. Of several statements the first one counts."""
+    """Return unit (step, epoch) to total, from the first lines of a log. The first statement of each counts."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

@@ -1,8 +1,7 @@
-"""The table of the names that programs give to metrics, and the pairs of name and value in a line. Pure.
+"""The table of metric names, and the pairs of name and value in a line.
 
-`loss=0.3`, `loss: 0.3`, `"loss": 0.3`, `loss 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms): 512.3` are
-read by one regular expression over all names. A value with a unit (`3.02it/s`, `12k tokens/s`, `100ms/step`) needs no
-name.
+One regular expression over all names reads `loss=0.3`, `loss: 0.3`, `"loss": 0.3`, `loss 0.3`, `Loss 0.3 (0.4)` and
+`elapsed time per iteration (ms): 512.3`. A value with a unit (`3.02it/s`, `12k tokens/s`, `100ms/step`) needs no name.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import date
-from math import inf, nan
 
 # ---- numbers
 
@@ -19,7 +17,6 @@ NUMBER = (
     r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])"
     r"|[+-]?(?:nan|inf)\b"
 )
-"""A number, with separators of thousands or without."""
 WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 CLOCK = r"(?:(?:\d+) days?,? ?)?\d{1,4}:\d\d(?::\d\d)?(?:\.\d+)?"
 """A duration with colons: 1:02, 1:02:03, 1 day, 2:03:04."""
@@ -41,8 +38,6 @@ _DATED = re.compile(
 
 
 def any_of(patterns: Iterable[str]) -> str:
-    """A pattern that matches one of these, the first that fits. They are grouped by their first letter, as the engine
-    tries one after the other at each place of a line."""
     groups: dict[str, list[str]] = {}
     for pattern in patterns:
         groups.setdefault(pattern[0], []).append(pattern[1:])
@@ -50,60 +45,46 @@ def any_of(patterns: Iterable[str]) -> str:
 
 
 def lower(text: str) -> str:
-    """The text in lower case, with each character at its place."""
     low = text.lower()
     return low if len(low) == len(text) else text
 
 
 def number(text: str, scale: str = "") -> float:
-    """The value of a number that NUMBER matches, times its suffix (k, M, ...)."""
-    plain = text.replace(",", "").replace("_", "").lower()
-    if plain.lstrip("+-") in ("nan", "inf"):
-        return nan if plain.endswith("nan") else (-inf if plain[0] == "-" else inf)
-    return float(plain) * _SCALES.get(scale, 1.0)
+    return float(text.replace(",", "").replace("_", "")) * _SCALES.get(scale, 1.0)
 
 
 def unit_seconds(unit: str) -> float | None:
-    """Seconds in a unit of time; None for another unit."""
     low = unit.lower()
-    if low in _SECONDS:
-        return _SECONDS[low]
-    for start, short in (("sec", "s"), ("min", "m"), ("hour", "h"), ("hr", "h"), ("day", "d"), ("milli", "ms")):
-        if low.startswith(start):
-            return _SECONDS[short]
-    return None
+    starts = (("sec", "s"), ("min", "m"), ("hour", "h"), ("hr", "h"), ("day", "d"), ("milli", "ms"))
+    return _SECONDS.get(low) or next((_SECONDS[short] for start, short in starts if low.startswith(start)), None)
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a duration that CLOCK or WORDED matches. Two fields with a colon are minutes and seconds."""
+    """Return the seconds of a duration that CLOCK or WORDED matches. 2 fields with a colon are minutes and seconds."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
         return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
     days, _, rest = text.rpartition("day")
-    fields = [float(field) for field in rest.lstrip("s, ").split(":")]
     seconds = 0.0
-    for field in fields:
-        seconds = seconds * 60 + field
-    return seconds + (float(days) * _SECONDS["d"] if days else 0.0)
+    for field in rest.lstrip("s, ").split(":"):
+        seconds = seconds * 60 + float(field)
+    return seconds + float(days or 0) * _SECONDS["d"]
 
 
 def line_time(text: str) -> tuple[float | None, str]:
-    """The time at the start of a line, in seconds of an unknown origin, and the line without it. Only differences
-    mean something; without a date they are those of a day."""
+    """Return the time at the start of a line, in seconds from an unknown origin (without a date, of a day), and the
+    line without it."""
     found = _DATED.match(text)
     if found is None:
         return None, text
     month = found["month"] or found["month2"] or found["month3"]
     day = found["day"] or found["day2"] or found["day3"]
-    days = 0
-    if month:
-        try:
-            days = date(int(found["year"] or 2024), int(month), int(day)).toordinal()
-        except ValueError:
-            return None, text
-    part = float(f"0.{found['part']}") if found["part"] else 0.0
+    try:
+        days = date(int(found["year"] or 2024), int(month), int(day)).toordinal() if month else 0
+    except ValueError:
+        return None, text
     seconds = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"])
-    return days * 86400.0 + seconds + part, text[found.end() :]
+    return days * 86400.0 + seconds + float(f"0.{found['part'] or 0}"), text[found.end() :]
 
 
 # ---- names and values
@@ -147,7 +128,7 @@ _PAIR = re.compile(
     rf"(?P<key>{any_of(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
     rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
-    r"(?P<after>\s?[%/])?",
+    r"(?P<after>\s?[%/])?"
 )
 _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
@@ -179,10 +160,10 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def pairs(text: str) -> tuple[dict[str, float], bool]:
-    """Metric to value, and whether the line has values of an evaluation and no loss of a training.
+    """Return metric to value, and whether the line has values of an evaluation and no loss of a training.
 
-    The names are those of LineMetrics, with `step_s`. Of several losses the most telling one counts, of several values
-    of another metric the first.
+    The names are the fields of LineMetrics, and `step_s`. Of several losses the most telling one counts, of several
+    values of another metric the first.
     """
     found: dict[str, float] = {}
     evaluated = False
@@ -191,21 +172,17 @@ def pairs(text: str) -> tuple[dict[str, float], bool]:
         metric = _METRIC.get(_NESTED.sub("", pair["key"]))
         if metric is None or (pair["after"] and pair["after"].strip() == "/"):
             continue
-        if (
-            metric in _RATES
-            and pair["mark"].isspace()
-            and _VALUE_BEFORE.search(text, max(0, pair.start() - _RATE_REACH), pair.start())
-        ):
+        near = max(0, pair.start() - _RATE_REACH)
+        if metric in _RATES and pair["mark"].isspace() and _VALUE_BEFORE.search(text, near, pair.start()):
             continue
         if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True
-            continue
-        if pair["kind"] and metric in ("elapsed_s", "time_s"):
-            continue
-        value = _value(text, pair, metric)
-        if value is not None:
-            name, value = ("step_s", value / 1000) if metric == "step_ms" else (metric, value)
-            found.setdefault(name, value)
+        elif not (pair["kind"] and metric in ("elapsed_s", "time_s")):
+            value = _value(text, pair, metric)
+            if value is not None and metric == "step_ms":
+                found.setdefault("step_s", value / 1000)
+            elif value is not None:
+                found.setdefault(metric, value)
     _add_rates(text, found)
     losses = [found.pop(name) for name in ("loss0", "loss1", "loss2", "loss3") if name in found]
     if not losses and "loss" in low and (other := _OTHER_LOSS.search(text)):
@@ -222,20 +199,17 @@ def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
     start, end = pair.span("unit")
     unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
-        # The s of `loss 3 s` is a unit that says that this is no loss.
+        # In `loss 3 s` the unit shows that this is no loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
         return number(pair["value"], unit) if known else None
     if pair["more"] or unit.lower() in ("h", "m"):
         worded = _WORDED_VALUE.match(text, pair.start("value"))
         return duration_s(worded[0]) if worded else None
     seconds = unit_seconds(unit) if unit else 1.0
-    if seconds is None:
-        return None
-    return number(pair["value"]) * seconds
+    return number(pair["value"]) * seconds if seconds is not None else None
 
 
 def _add_rates(text: str, found: dict[str, float]) -> None:
-    """Rates that need no name, where no named one was found."""
     for sign in _RATE_SIGN.finditer(text):
         within = text[max(0, sign.start() - _RATE_REACH) : sign.end()]
         if rate := _PER_SECOND.search(within):

@@ -15,25 +15,21 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 
 
 _NORMAL = 1.4826
-"""The standard deviation of normal values over their median absolute deviation."""
 _FARTHEST = 3.5
 """Deviations from the median beyond which a value is an outlier (Iglewicz and Hoaglin)."""
 _LEAST_SHARE = 0.05
-"""Values this near to the median are no outliers, however near the others are."""
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
-    """The finite values that lie near their median, in their order."""
     finite = [value for value in values if isfinite(value)]
     if len(finite) < 3:
         return finite
-    middle, spread = median(finite), deviation(finite)
-    farthest = max(_FARTHEST * spread, _LEAST_SHARE * abs(middle))
+    middle = median(finite)
+    farthest = max(_FARTHEST * deviation(finite), _LEAST_SHARE * abs(middle))
     return [value for value in finite if abs(value - middle) <= farthest]
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The spread of values, as a standard deviation: 0 for fewer than two."""
     if len(values) < 2:
         return 0.0
     middle = median(values)
@@ -41,8 +37,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Rises per unit between points (x, y) half of the points apart (Siegel and Theil's idea, at linear cost), so that
-    neither an outlier nor the resolution of x counts much."""
+    """Return the rises per unit between points (x, y) half of the points apart (the idea of Siegel and Theil at linear
+    cost), so that neither an outlier nor the resolution of x counts much."""
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
 
@@ -51,8 +47,8 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""Ranks that print without a label are a little apart: a value that falls by no more than this share, and is reached
-again within so many points, is no restart."""
+"""Ranks that print without a label are a little apart: a value that falls by at most this share, and is reached again
+within this many points, is no restart."""
 _AS_GOOD_AS_DONE = 0.95
 """A bar that another one follows may not have been drawn at its end."""
 
@@ -66,11 +62,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time.
-
-    `points`: those since the last fall, oldest first; `earlier`: those between the last two falls. `falls`: how often
-    the value fell from its end, to begin its next round. `first_at`: the place of its first line, before any fall.
-    """
+    """A count over time. `points`: the points since the last fall, oldest first; `earlier`: the points of the round
+    before; `falls`: how often a new round began; `first_at`: the place of the first line of all."""
 
     name: str
     unit: str
@@ -84,34 +77,24 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def newest(self) -> Counter:
-        """The last count."""
         return self.points[-1].counter
 
     @property
     def last_at(self) -> int:
-        """The place of the last line."""
         return self.points[-1].at
 
     @property
     def with_loss(self) -> bool:
-        """True if a line of it has a loss."""
         return any(point.line.loss is not None for point in self.points)
-
-    @property
-    def is_over(self) -> bool:
-        """True if the count is at its total, or nearly."""
-        return self.newest.total is not None and _is_at_its_end(self.newest)
 
 
 class ProgressSeries(msgspec.Struct, frozen=True):
-    """The series that are the progress. `outer`: counts rounds of `inner`, if something does. `inner`: the finest."""
-
     inner: CountSeries
     outer: CountSeries | None = None
 
 
 def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
-    """The series of all counts of these lines (oldest first)."""
+    """Return the series of all counts of these lines (oldest first)."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
@@ -120,8 +103,7 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _falls([point.counter.done for point in each])
-        since = falls[-1] if falls else 0
-        before = falls[-2] if len(falls) > 1 else 0
+        before, since = [0, 0, *falls][-2:]  # the places of the last two falls, or the start
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
@@ -133,50 +115,54 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
 
 
 def _is_at_its_end(counter: Counter) -> bool:
-    """True if the count is at its total, or nearly, or has none."""
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
 def _falls(values: Sequence[float]) -> list[int]:
-    """The places at which values begin anew."""
     found = []
-    for at in range(1, len(values)):
-        before, value = values[at - 1], values[at]
-        if value >= before:
-            continue
+    for at, (before, value) in enumerate(pairwise(values), start=1):
         near = before - value <= max(1.0, _JITTER_SHARE * before)
-        if not (near and any(later >= before for later in values[at + 1 : at + 1 + _JITTER_POINTS])):
+        reached_again = near and any(later >= before for later in values[at + 1 : at + 1 + _JITTER_POINTS])
+        if value < before and not reached_again:
             found.append(at)
     return found
 
 
 def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
-    """The series that are the progress of the program; None if nothing counts."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
     if not with_total:
-        return _without_total(trained)
+        best = max(trained, key=_progress_without_total, default=None)
+        return ProgressSeries(best) if best else None
     fine = [each for each in with_total if each.unit != EPOCH]
     inner = _innermost(fine) if fine else max(with_total, key=lambda each: each.last_at)
-    outer = _outer(inner, with_total)
-    return ProgressSeries(_slowest_rank(inner, with_total), outer)
+    ranks = [each for each in with_total if _same_count(each) == _same_count(inner)]
+    slowest = min(ranks, key=lambda each: each.newest.done)  # the program is as far as its slowest rank
+    return ProgressSeries(slowest, _outer(inner, with_total))
+
+
+def _same_count(each: CountSeries) -> tuple[str, float | None, bool]:
+    return each.name, each.newest.total, each.evaluates
+
+
+def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
+    """The sort key: a step before an epoch, a count that never fell, the largest."""
+    return each.with_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
 
 
 def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
-    """Of the counts of steps: one with a loss if there is one. Of several, the one that began first and goes on, as
-    the others are within it; if all are over, the last."""
+    """Return a series with a loss if possible. Of several, return the first one that still runs, because the others are
+    within it; if all have ended, return the last."""
     among = [each for each in fine if each.with_loss] or fine
-    running = [each for each in among if not each.is_over]
-    if not running:
-        return max(among, key=lambda each: each.last_at)
-    if among[0].with_loss:
-        return max(running, key=lambda each: each.last_at)
+    running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
+    if not running or among[0].with_loss:
+        return max(running or among, key=lambda each: each.last_at)
     # A bar within this one may have rounds of its own: it is the finer count of the two.
     outermost = min(running, key=lambda each: each.first_at)
     rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
     nested = [each for each in rounds if _counts_rounds(outermost, each)]
-    return max(nested, key=lambda each: each.last_at) if nested else outermost
+    return max(nested, key=lambda each: each.last_at, default=outermost)
 
 
 def _outer(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
@@ -189,59 +175,30 @@ def _outer(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries
 
 
 def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
-    """True if the outer count rises by about one for each round of the inner one."""
     if not outer.name.startswith("bar") or outer.first_at > inner.points[0].at:
         return False
     risen = outer.newest.done - outer.points[0].counter.done
     return abs(risen - inner.falls) <= 1 and risen > 0
 
 
-def _slowest_rank(inner: CountSeries, found: Iterable[CountSeries]) -> CountSeries:
-    """The series of the rank that is the least far: the program is as far as that."""
-    ranks = [
-        each
-        for each in found
-        if (each.name, each.newest.total, each.evaluates) == (inner.name, inner.newest.total, inner.evaluates)
-    ]
-    return min(ranks, key=lambda each: each.newest.done)
-
-
-def _without_total(trained: Sequence[CountSeries]) -> ProgressSeries | None:
-    """Of counts without a total: a step before an epoch, one that never fell, the largest."""
-    best = max(
-        trained,
-        key=lambda each: (
-            each.with_loss,
-            each.unit == STEP,
-            each.unit != EPOCH,
-            -each.falls,
-            each.last_at,
-            each.newest.done,
-        ),
-        default=None,
-    )
-    return ProgressSeries(best) if best else None
-
-
 # ---- rates
 
 
 NEWEST = 32
-"""Points that a rate is made of: the newest ones, as a program gets slower when another one comes beside it."""
+"""Newest points that a rate is made of: a program gets slower when another one shares its device."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
 """Programs round the time left to seconds."""
 _LEAST_SPAN_S = 10.0
-"""Lines name their seconds. Over this span that is exact enough, and surer than a time of which the line does not say
-what took it."""
+"""Lines name their seconds. Over this span that is exact enough, and surer than a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A stated rate that is so many times that by the times of lines is the rate of something else (of loading data)."""
+"""A stated rate that differs by this factor from the times of lines is the rate of something else (loading data)."""
 _DAY_S = 86400.0
+_RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Units of a series a second. `spread`: the standard deviation of single values. `values`: how many there are.
-    `source`: what it was taken from."""
+    """Units of a series per second, the standard deviation of single values, their number and their source."""
 
     per_s: float
     spread: float
@@ -250,16 +207,15 @@ class Pace(msgspec.Struct, frozen=True):
 
     @property
     def error_share(self) -> float:
-        """The standard error of the rate as a share of it."""
         return max(_LEAST_ERROR, 1.25 * self.spread / self.per_s / sqrt(self.values))
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """The rate of a series; while its round is too young to tell, that of the round before. `evaluated_at`: places of
-    lines of an evaluation, whose time is not the series'."""
-    return _pace_of(series, series.points[-NEWEST:], evaluated_at) or _pace_of(
-        series, series.earlier[-NEWEST:], evaluated_at
-    )
+    """Return the rate of a series, or of the round before while its round is too young. `evaluated_at`: places of lines
+    of an evaluation, whose time is not the series'."""
+    rounds = (series.points, series.earlier)
+    found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)
+    return next((rate for rate in found if rate), None)
 
 
 def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]) -> Pace | None:
@@ -267,8 +223,7 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
         timed = _pace(_rises(points, "line_s", evaluated_at), "the times of lines")
-    stated = [rate for point in points if (rate := _stated(series, point)) is not None]
-    found = _pace(stated, "the rates that lines state")
+    found = _pace([rate for point in points if (rate := _stated(series, point))], "the rates that lines state")
     if found and (timed is None or 1 / _FARTHEST_RATE < found.per_s / timed.per_s < _FARTHEST_RATE):
         return found
     if timed:
@@ -277,37 +232,28 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
     if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
         return found
-    for field, source in (
-        ("line_s", "the times of lines"),
-        ("elapsed_s", "elapsed times"),
-        ("time_s", "elapsed times"),
-    ):
-        found = _pace(_rises(points, field, evaluated_at), source)
-        if found:
+    for field, source in _RISING:
+        if found := _pace(_rises(points, field, evaluated_at), source):
             return found
     return _pace([rate for point in points if (rate := _expected(point))], "the times left that lines state")
 
 
 def _expected(point: SeriesPoint) -> float | None:
-    """The rate at which the count is at its total when the line says so."""
     left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
     return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 
 
 def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
-    line = point.line
-    rate = line.steps_per_s
     if series.unit == EPOCH and not series.name.startswith("bar"):
         return None
-    if rate is None and series.unit == SAMPLE:
-        rate = line.samples_per_s
-    if rate is None and series.unit == "token":
-        rate = line.tokens_per_s
+    rate = point.line.steps_per_s
+    if rate is None and series.unit in (SAMPLE, "token"):
+        rate = point.line.samples_per_s if series.unit == SAMPLE else point.line.tokens_per_s
     return rate if rate and rate > 0 else None
 
 
 def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
-    """Rises a second between points that no evaluation lies between."""
+    """Return rises per second between points with no evaluation between them."""
     found: list[float] = []
     part: list[tuple[float, float]] = []
     before = -1
@@ -315,8 +261,8 @@ def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int
         at_s = getattr(point.line, field)
         if at_s is None:
             continue
-        if part and (at_s < part[-1][0] - _DAY_S / 2 and at_s < _DAY_S):
-            at_s += _DAY_S  # The time of a day, past midnight.
+        if part and at_s < part[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
+            at_s += _DAY_S  # the time of a day, past midnight
         if any(before < at < point.at for at in evaluated_at):
             found += slopes(part)
             part = []

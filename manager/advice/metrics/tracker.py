@@ -1,14 +1,14 @@
-"""The progress by the newest lines of a log that grows, in bounded memory, and the slowdown between two of them.
+"""The progress by the newest lines of a growing log, in bounded memory, and the slowdown between two progresses.
 
-A look reads at most `LOOK_BYTES` from the end, from the newest line to the oldest, and only as far as needed. A log
-that was truncated or replaced (rotated) is another file at the next look.
+A look reads at most `LOOK_BYTES` from the end, newest line first, and only as far as needed. A log that was truncated
+or replaced (rotated) is another file at the next look.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -29,22 +29,18 @@ from stoker.manager.advice.metrics.series import (
 
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""Lines with metrics that are read, and those of one kind among them."""
+"""Lines with metrics to read, in all and of one kind."""
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""With lines enough of a kind, so many others that have no metric are read in search of a rarer kind."""
+"""With enough lines of a kind, lines without a metric to read in search of a rarer kind."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a program is. Units of `done`, `total` and `rate_per_s` are `unit`s; with rounds around a finer count
-    (epochs of steps), `unit` is the round, and `done` has a fraction.
-
-    `whole`: False if `total` is that of a part, such as an epoch, of a run that is longer by an unknown factor.
-    `steps_per_s`: the rate of the finest count. `rate_spread`: one standard deviation of single values.
-    `loss_change`: the median loss of the newer half of the lines less that of the older half.
-    `least_left_s`, `most_left_s`: an interval around `seconds_left`. `evaluates`: an evaluation is under way.
-    """
+    """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s; with rounds around a finer count
+    (epochs of steps), `unit` is the round. `whole`: False if `total` covers only a part of a longer run. `loss_change`:
+    the median loss of the newer half of the lines minus the median of the older half. `least_left_s`, `most_left_s`: an
+    interval around `seconds_left`."""
 
     done: float
     unit: str
@@ -69,37 +65,32 @@ class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """What a look at a log found. `progress` is None if it found nothing; `why` says why."""
-
     progress: LoggedProgress | None
     why: str
 
 
 class Slowdown(msgspec.Struct, frozen=True):
-    """The share of its throughput that a program lost. `metric`: what was compared."""
-
     share: float
     metric: str
 
 
 class MetricTracker:
-    """Follows the progress of one program over several looks at its log. Not thread-safe."""
+    """Follows one program over several looks at its log. `totals`: totals that it stated at its start
+    (`stated_totals`)."""
 
     def __init__(self, totals: Mapping[str, float] | None = None) -> None:
-        """`totals`: totals of units that the program stated at its start (`stated_totals`)."""
         self.totals = dict(totals or {})
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """The progress by the end of a log. `at_s`: when its end was read; with it, a log without any times has a rate
-        from the second look on."""
+        """Return the progress by the end of a log. `at_s`: when its end was read; with it, a log without any times has
+        a rate from the second look on."""
         lines, read = newest_metrics(newest_first)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
         chosen = choose_progress(series_of(lines))
         if chosen is None:
-            progress = _without_counts(lines)
-            return Tracked(progress, "lines have metrics, but none counts steps")
+            return Tracked(_without_counts(lines), "lines have metrics, but none counts steps")
         inner = chosen.inner
         evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
         rate = pace(inner, evaluated_at) or self._pace_since(chosen, at_s)
@@ -108,48 +99,42 @@ class MetricTracker:
         return Tracked(_progress(lines, chosen, rate, self.totals), "")
 
     def _pace_since(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
-        """The rate since the look before."""
         if self._seen is None or at_s is None:
             return None
         name, total, done, seen_s = self._seen
-        now = chosen.inner.newest
         risen = _position(chosen) - done
-        if (name, total) != (chosen.inner.name, now.total) or risen <= 0 or at_s <= seen_s:
+        if (name, total) != (chosen.inner.name, chosen.inner.newest.total) or risen <= 0 or at_s <= seen_s:
             return None
         return Pace(risen / (at_s - seen_s), 0.0, 1, "two looks at the log")
 
 
 def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
-    """The metrics of the newest lines that have any, oldest first, and how many lines were read."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
-    for line in newest_first:
-        for shown in reversed(redraws(line)):
-            if len(found) >= ENOUGH or read >= _MOST_LINES or (len(found) >= ENOUGH_OF_A_KIND and in_vain >= _PATIENCE):
-                return found[::-1], read
-            read += 1
-            kind = _KIND.sub("", shown[:64])
-            count = of_kind.get(kind, 0.0)
-            if count >= ENOUGH_OF_A_KIND:
-                continue
-            metrics = read_metrics(shown)
-            # Lines of a kind that has given nothing so far may still give something: they start alike.
-            of_kind[kind] = count + (1.0 if metrics else 0.25)
-            in_vain = 0 if metrics else in_vain + 1
-            if metrics:
-                found.append(metrics)
+    for shown in (shown for line in newest_first for shown in reversed(redraws(line))):
+        if len(found) >= ENOUGH or read >= _MOST_LINES or (len(found) >= ENOUGH_OF_A_KIND and in_vain >= _PATIENCE):
+            break
+        read += 1
+        kind = _KIND.sub("", shown[:64])
+        count = of_kind.get(kind, 0.0)
+        if count >= ENOUGH_OF_A_KIND:
+            continue
+        metrics = read_metrics(shown)
+        # Lines of a kind that has given nothing so far may still give something: they start alike.
+        of_kind[kind] = count + (1.0 if metrics else 0.25)
+        in_vain = 0 if metrics else in_vain + 1
+        if metrics:
+            found.append(metrics)
     return found[::-1], read
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
-    """How much slower a program became, as a share of its throughput; negative if it became faster. None if the two
-    have no rate in common: then nothing is concluded (§4.1)."""
+    """Return the lost share of throughput; negative if the program became faster, None without a common rate: then
+    nothing is concluded (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
-    metrics = ["steps_per_s", "tokens_per_s", "samples_per_s"]
-    if before.unit == after.unit:
-        metrics.append("rate_per_s")
+    metrics = ["steps_per_s", "tokens_per_s", "samples_per_s", *(["rate_per_s"] if before.unit == after.unit else [])]
     for metric in metrics:
         was, now = getattr(before, metric), getattr(after, metric)
         if was and now:
@@ -162,24 +147,22 @@ def _progress(
 ) -> LoggedProgress:
     inner, outer = chosen.inner, chosen.outer
     now = inner.newest
-    done, total, unit, inner_per_unit = now.done, now.total, inner.unit, 1.0
-    epoch = next((each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH), None)
-    whole = True
+    done, total, unit, inner_per_unit, whole = now.done, now.total, inner.unit, 1.0, True
+    epochs = [each.done for line in lines for each in line.counters if each.unit == EPOCH]
+    epoch = epochs[-1] if epochs else None
+    in_an_epoch = any(each.unit == EPOCH for each in inner.points[-1].line.counters)
     if outer is not None and now.total:
         done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total
     elif now.total is None:
         total = totals.get(unit)
-        if total is not None and total < done:
-            total = None
-    elif unit != EPOCH and (inner.falls or _in_an_epoch(chosen)):
-        if epoch is not None and (epochs := totals.get(EPOCH, 0.0)) >= epoch:
-            from_zero = any(each.unit == EPOCH and each.done == 0 for line in lines for each in line.counters)
-            rounds = epoch if from_zero else max(0.0, epoch - 1)
-            done, total, unit, inner_per_unit = rounds + now.done / now.total, epochs, EPOCH, now.total
+        total = total if total is None or total >= done else None
+    elif unit != EPOCH and (inner.falls or in_an_epoch):
+        if epoch is not None and (of_epochs := totals.get(EPOCH, 0.0)) >= epoch:
+            rounds = epoch if 0 in epochs else max(0.0, epoch - 1)
+            done, total, unit, inner_per_unit = rounds + now.done / now.total, of_epochs, EPOCH, now.total
         else:
             whole = False
-    since = inner.points[0].at
-    recent = [line for line in lines[since:] if line.evaluates == inner.evaluates]
+    recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
     change, loss = _loss(recent)
     rate_per_s = rate.per_s / inner_per_unit if rate else None
     left, least, most = _left(done, total, rate, rate_per_s, chosen)
@@ -188,14 +171,13 @@ def _progress(
         rate_spread=rate.spread / inner_per_unit if rate else None, rate_from=rate.source if rate else "",
         steps_per_s=rate.per_s if rate and inner.unit != EPOCH else None,
         step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=loss, loss_change=change,
-        learning_rate=_newest(recent, "learning_rate"), tokens_per_s=_middle(recent, "tokens_per_s"),
-        samples_per_s=_middle(recent, "samples_per_s"), seconds_left=left, least_left_s=least, most_left_s=most,
-        evaluates=lines[-1].evaluates, lines=len(lines),
+        learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
+        tokens_per_s=_middle(recent, "tokens_per_s"), samples_per_s=_middle(recent, "samples_per_s"),
+        seconds_left=left, least_left_s=least, most_left_s=most, evaluates=lines[-1].evaluates, lines=len(lines),
     )  # fmt: skip
 
 
 def _position(chosen: ProgressSeries) -> float:
-    """The count of the finest series over all rounds that are known."""
     now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
     if now.total is None:
         return now.done
@@ -204,28 +186,21 @@ def _position(chosen: ProgressSeries) -> float:
     return next((each.done for each in epochs if each.name != now.name), 0.0) * now.total + now.done
 
 
-def _in_an_epoch(chosen: ProgressSeries) -> bool:
-    """True if the lines of the count name an epoch."""
-    return any(each.unit == EPOCH for each in chosen.inner.points[-1].line.counters)
-
-
 def _rounds_done(chosen: ProgressSeries) -> float:
-    """Rounds that are over, with the fraction of the one under way."""
     inner, outer = chosen.inner, chosen.outer
     assert outer is not None
-    total = inner.newest.total or 1.0
-    fraction = inner.newest.done / total if inner.last_at >= outer.last_at else 0.0
+    fraction = inner.newest.done / (inner.newest.total or 1.0) if inner.last_at >= outer.last_at else 0.0
     rounds = outer.newest.done
     if not outer.name.startswith("bar") and not outer.starts_at_zero:
-        rounds -= 1  # Programs count epochs from 1, and name the one under way.
+        rounds -= 1  # programs count epochs from 1, and name the current one
     return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
 
 
 def _left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
-    """Seconds left, and an interval: twice the error of the rate, widened to what the program itself expects and to
-    the rate of the rounds, which has evaluations in it."""
+    """Return seconds left, and an interval: twice the error of the rate, widened to the program's own forecast and to
+    the rate of the rounds."""
     series = chosen.outer or chosen.inner
     stated = series.points[-1].line.eta_s
     if total is None or rate is None or not rate_per_s:
@@ -241,34 +216,25 @@ def _left(
 
 
 def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
-    """The change of the loss, and the newest loss."""
     losses = [line.loss for line in lines if line.loss is not None]
     if not losses:
         return None, None
     kept = without_outliers(losses)
     newest = next((loss for loss in reversed(losses) if isfinite(loss)), losses[-1])
-    if len(kept) < 4:
-        return None, newest
     half = len(kept) // 2
-    return median(kept[half:]) - median(kept[:half]), newest
-
-
-def _newest(lines: Sequence[LineMetrics], field: str) -> float | None:
-    return next((value for line in reversed(lines) if (value := getattr(line, field)) is not None), None)
+    return median(kept[half:]) - median(kept[:half]) if half >= 2 else None, newest
 
 
 def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
-    values = [value for line in lines if (value := getattr(line, field)) is not None]
-    kept = without_outliers(values[-32:])
+    kept = without_outliers([value for line in lines if (value := getattr(line, field)) is not None][-32:])
     return median(kept) if kept else None
 
 
 def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
-    """Metrics without a count: a loss alone, a rate alone."""
     trained = [line for line in lines if not line.evaluates] or list(lines)
     change, loss = _loss(trained)
     tokens, samples, steps = (_middle(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s"))
-    if loss is None and tokens is None and samples is None and steps is None:
+    if (loss, tokens, samples, steps) == (None, None, None, None):
         return None
     return LoggedProgress(
         done=0.0, unit="", whole=False, loss=loss, loss_change=change, tokens_per_s=tokens, samples_per_s=samples,
@@ -280,19 +246,16 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 
 
 LOOK_BYTES = 262_144
-"""A look reads no more than this."""
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""The first lines may say how long the program is going to run."""
+"""The first lines may state the length of the run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
-
 _BINARY = 10
-"""A line of which more than one character in so many is none in UTF-8 is binary."""
+"""A line with more than one invalid character in this many is binary."""
 
 
 class FollowedLog:
-    """The log of one program. Each look gives the progress by its end. `start`: what is before this byte was written
-    by others. Not thread-safe."""
+    """The log of one program, from byte `start` on. Not thread-safe."""
 
     def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self._path = path
@@ -304,69 +267,56 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> Tracked:
-        """The progress by now. `at_s`: the time, on any clock that goes on. A log that cannot be read has no progress,
-        and the reason says so."""
+        """Return the progress. `at_s`: the time on any monotonic clock. A log that cannot be read has no progress, and
+        the reason says so."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
-                self._begin_anew_if_replaced((status.st_dev, status.st_ino), status.st_size)
-                state = status.st_size, status.st_mtime_ns
+                identity, state = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
+                if identity != self._identity or (self._state is not None and status.st_size < self._state[0]):
+                    self._identity, self._state, self._head_bytes = identity, None, 0
+                    self._tracker = MetricTracker()
                 if state != self._state:
-                    descriptor = log.fileno()
-                    self._read_head(descriptor, status.st_size)
-                    self._tracked = self._tracker.track(
-                        newest_lines(descriptor, status.st_size, start=self._start), at_s=at_s
-                    )
+                    self._read_head(log.fileno(), status.st_size)
+                    lines = newest_lines(log.fileno(), status.st_size, start=self._start)
+                    self._tracked = self._tracker.track(lines, at_s=at_s)
                     self._state = state
         except OSError as error:
             return Tracked(None, f"the log {self._path} cannot be read: {error.strerror or error}")
         return self._tracked
 
-    def _begin_anew_if_replaced(self, identity: tuple[int, int], size: int) -> None:
-        truncated = self._state is not None and size < self._state[0]
-        if identity != self._identity or truncated:
-            self._identity, self._state, self._head_bytes = identity, None, 0
-            self._tracker = MetricTracker()
-
     def _read_head(self, descriptor: int, size: int) -> None:
-        """What the first lines say of the length of the run. They are read once, and again while the log is short."""
         if self._head_bytes < min(size - self._start, _HEAD_BYTES):
             head = os.pread(descriptor, _HEAD_BYTES, self._start)
             self._head_bytes = len(head)
             self._tracker.totals = stated_totals(redraws(head.decode("utf-8", "replace")))
 
 
-def newest_lines(descriptor: int, size: int, *, look_bytes: int = LOOK_BYTES, start: int = 0) -> Iterator[str]:
-    """The lines at the end of a file, from byte `start` on, newest first; each redraw of a bar is a line. Left out are
-    a line that is too long, one of which the start is out of reach, and one that is not printed to its end."""
-    return _lines(lambda count, offset: os.pread(descriptor, count, offset), size, look_bytes, first=start)
-
-
-def _lines(read_at: Callable[[int, int], bytes], size: int, look_bytes: int, *, first: int) -> Iterator[str]:
-    start = max(first, size - look_bytes)
-    rest, end, at_end = b"", size, True
-    too_long = False
-    while end > start:
-        begin = max(start, end - _BLOCK_BYTES)
-        block = read_at(end - begin, begin)
+def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
+    """Yield the lines at the end of a file, from byte `start` on, newest first; each redraw of a bar is a line. A line
+    that is too long, starts out of reach, or is not printed to its end is left out."""
+    reach = max(start, size - LOOK_BYTES)
+    rest, end, at_end, too_long = b"", size, True, False
+    while end > reach:
+        begin = max(reach, end - _BLOCK_BYTES)
+        block = os.pread(descriptor, end - begin, begin)
         if len(block) < end - begin:
-            return  # The file was truncated meanwhile.
+            return  # the file was truncated meanwhile
         end = begin
-        parts = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
-        if len(parts) == 1:
-            rest = b"" if too_long else block + rest
-        else:
-            newest = b"" if too_long else parts[-1] + rest
-            too_long = False
+        first, *more = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
+        if more:
+            last = more.pop()
+            newest = b"" if too_long else last + rest
             if not at_end or _is_printed_to_its_end(newest):
                 yield from _texts(newest)
-            at_end = False
-            for part in reversed(parts[1:-1]):
+            for part in reversed(more):
                 yield from _texts(part)
-            rest = parts[0]
+            rest, at_end, too_long = first, False, False
+        else:
+            rest = b"" if too_long else first + rest
         if len(rest) > _LONGEST_BYTES:
             rest, too_long, at_end = b"", True, False
-    if start == first and not too_long and (not at_end or _is_printed_to_its_end(rest)):
+    if reach == start and not too_long and (not at_end or _is_printed_to_its_end(rest)):
         yield from _texts(rest)
 
 

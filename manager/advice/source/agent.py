@@ -1,9 +1,8 @@
-"""An optional language model that reads the user's folders and fills what the scan left open (SchedMate §3.1).
+"""An optional language model that reads the user's folders and fills facts that the scan left open (SchedMate §3.1).
 
-A ReAct loop with the paper's two tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
-compatible with OpenAI's, within a time limit and a budget of tokens. Secrets are masked before anything is sent. A
-value of the answer counts only if the source contains it. Whatever the endpoint does (it hangs, spends too much, is
-down, makes values up), the facts of the scan stand, and a note says what happened.
+A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
+compatible with OpenAI's, within a time limit and a token budget. Secrets are masked before a request. A value counts
+only if the source contains it. If the endpoint fails in any way, the facts of the scan stay, and a note says why.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,20 @@ import msgspec
 
 from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.extractor import SourceText
-from stoker.manager.advice.source.facts import COUNT_FIELDS, FIELDS, MANDATORY, Scalar, SourceFact, WorkloadFacts, fits
+from stoker.manager.advice.source.facts import (
+    COUNT_FIELDS,
+    FIELDS,
+    FRAMEWORKS,
+    MANDATORY,
+    PRECISIONS,
+    TASK_OF_CALL,
+    TASK_OF_CLASS,
+    Scalar,
+    SourceFact,
+    WorkloadFacts,
+    fits,
+)
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
-from stoker.manager.advice.source.recognise import FRAMEWORKS, PRECISIONS, TASK_OF_CALL, TASK_OF_CLASS
 
 # ---- endpoint
 
@@ -36,12 +47,12 @@ Messages = list[dict[str, str]]
 MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _CHARACTERS_A_TOKEN = 3
-"""Characters for a token, where the endpoint does not say how many it counted. Source has rather more for each."""
+"""Used if the endpoint reports no count. Source has more characters per token."""
 
 
 class LanguageModel(msgspec.Struct, frozen=True):
-    """Which model answers, and what one question may cost. `url` is the part before `/chat/completions`, as in
-    `http://host:8000/v1`; `key_variable` names the environment variable that holds its key, if it has one."""
+    """A model and the limits of one question. `url`: the part before `/chat/completions`. `key_variable`: the
+    environment variable with its key, or empty."""
 
     url: str
     model: str
@@ -52,11 +63,11 @@ class LanguageModel(msgspec.Struct, frozen=True):
 
 
 class EndpointError(Exception):
-    """The endpoint did not answer as it should. Its text says how; it stays inside the advisor."""
+    """The endpoint gave no usable answer. It stays inside the advisor."""
 
 
 class Conversation:
-    """One question: its time and its tokens are counted over all its turns."""
+    """One question, with its time and tokens over all turns."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = model.turns
@@ -70,23 +81,16 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages) -> str:
-        """The model's next text. Raises EndpointError."""
+        """Return the model's next text. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         room = self._model.token_budget - self.tokens - asked
         if room <= 0:
             raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
-        body = {
-            "model": self._model.model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": min(1_000, room),
-            "stop": ["Observation:"],
-        }
+        settings = {"temperature": 0, "max_tokens": min(1_000, room), "stop": ["Observation:"]}
         try:
-            answer = json.loads(self._post(body))
+            answer = json.loads(self._post({"model": self._model.model, "messages": messages, **settings}))
             text = answer["choices"][0]["message"]["content"]
-            used = answer.get("usage") or {}
-            counted = used.get("total_tokens", 0)
+            counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise EndpointError(f"its answer is none of a chat's: {type(error).__name__}") from None
         if not isinstance(text, str):
@@ -100,15 +104,17 @@ class Conversation:
     def _post(self, body: dict[str, Any]) -> bytes:
         httpx, url = self._httpx, self._model.url.rstrip("/")
         left_s = self._left_s()
-        timeout = httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s))
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options = {
+            "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
+            "trust_env": not _is_loopback(url),  # the environment's proxy does not apply to this machine
+            "verify": url.startswith("https"),
+        }
         data = bytearray()
         try:
             with (
-                httpx.Client(
-                    timeout=timeout, trust_env=not _is_loopback(url), verify=url.startswith("https")
-                ) as client,
+                httpx.Client(**options) as client,
                 client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
             ):
                 if response.status_code != 200:
@@ -130,7 +136,6 @@ class Conversation:
 
 
 def _is_loopback(url: str) -> bool:
-    """True for an endpoint on this machine: no proxy of the environment stands before it."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -142,64 +147,53 @@ def _is_loopback(url: str) -> bool:
 
 
 DOUBTED = 0.5
-"""A fact of the extractor that is less sure may be replaced."""
+"""A less sure fact of the scan may be replaced."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""A small number stands in every source, so that it stands there proves little."""
+"""Every source contains small numbers, so that proves little."""
 
 
 def facts_believed(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """The facts with what is believed of the answer, and a line for each value that is not. `sources`: the texts that
-    the model was shown, by name."""
+    """Return the facts with the believed part of the answer, and a line for each refused value. `sources`: the texts
+    that the model was shown, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
         value = _plain(field, answer.get(field))
         if value is None:
             continue
         before: SourceFact | None = getattr(facts, field)
-        if before is not None and before.known and before.sure >= DOUBTED:
+        known = before.sure if before is not None and before.known else -1.0
+        if known >= DOUBTED:
             continue
         where = place_of(field, value, sources)
+        sure = _SURE_OF_SMALL if isinstance(value, int) and value < 10 else _SURE
         if where is None:
             refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
-            continue
-        small = isinstance(value, int) and value < 10
-        sure = _SURE_OF_SMALL if small else _SURE
-        if before is None or not before.known or sure > before.sure:
+        elif sure > known:
             taken[field] = SourceFact(value, where, sure)
     absent = {field: why for field, why in facts.absent.items() if field not in taken}
     return msgspec.structs.replace(facts, **taken, absent=absent), refused
 
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
-    """The first place (`file:line`) that contains a value, or another name of it; None if none does."""
-    pattern = _pattern(field, value)
-    for name, text in sources.items():
-        for number, line in enumerate(text.splitlines(), start=1):
-            if pattern.search(line):
-                return f"{name}:{number}"
-    return None
-
-
-def _pattern(field: str, value: Scalar) -> re.Pattern[str]:
-    if not isinstance(value, str):
-        digits = "_?".join(str(value))
-        return re.compile(rf"(?<![\w.]){digits}(?![\w.])")
-    others = {
-        "framework": [name for name, (framework, _) in FRAMEWORKS.items() if framework == value.lower()],
-        "precision": [name for name, precision in PRECISIONS.items() if precision == value.lower() and len(name) > 2],
-        "task": [
-            *(name for name, task in TASK_OF_CLASS.items() if task == value.lower()),
-            *(name for name, (task, _) in TASK_OF_CALL.items() if task == value.lower()),
-        ],
-    }.get(field, [])
-    return re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
+    """Return the first place (`file:line`) that contains a value, or another name of it; None if none does."""
+    if isinstance(value, str):
+        other_names = {
+            "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],
+            "precision": [each for each in PRECISIONS.items() if len(each[0]) > 2],
+            "task": [*TASK_OF_CLASS.items(), *((name, task) for name, (task, _) in TASK_OF_CALL.items())],
+        }
+        others = [name for name, meant in other_names.get(field, []) if meant == value.lower()]
+        pattern = re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
+    else:
+        pattern = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
+    lines = ((name, number, line) for name, text in sources.items() for number, line in enumerate(text.splitlines(), 1))
+    return next((f"{name}:{number}" for name, number, line in lines if pattern.search(line)), None)
 
 
 def _plain(field: str, value: object) -> Scalar | None:
-    """A value as the schema has it; None for one that does not fit."""
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
@@ -235,13 +229,9 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 
 
 def facts_with_agent(
-    source: SourceText,
-    facts: WorkloadFacts,
-    *,
-    folders: Iterable[str | PathLike[str]],
-    model: LanguageModel | None,
+    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: LanguageModel | None
 ) -> WorkloadFacts:
-    """The facts, with what the language model adds to them; as they are where there is no model. Never raises."""
+    """Return the facts with the language model's additions; unchanged without a model. Never raises."""
     if model is None:
         return facts
     try:
@@ -256,12 +246,9 @@ def facts_with_agent(
 
 
 def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
-    """The model's JSON object. Raises EndpointError."""
     entry = f"its function {source.function}" if source.function else "it runs as a script"
-    question = (
-        f"What are the model, the task, the data and the settings of this job ({entry})?"
-        f" Its source:\n\n{tools.entry_text()}"
-    )
+    what = f"What are the model, the task, the data and the settings of this job ({entry})?"
+    question = f"{what} Its source:\n\n{tools.entry_text()}"
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0
     for _ in range(conversation.turns):
@@ -287,16 +274,15 @@ class _Tools:
         self._source = source
         self._reader = reader
         self.shown: dict[str, str] = {}
-        """What the model was shown, by the file's name."""
+        """Texts that the model was shown, by file name."""
 
     def entry_text(self) -> str:
         name = self._reader.name_of(Path(self._source.file)) if self._source.file else "<source>"
         return self._page(name, self._source.text, 1)
 
     def use(self, tool: str, given: str) -> str:
-        """What a tool shows. Nothing but these two is ever done."""
         if tool == "file_tree":
-            return masked("\n".join(self._reader.listing(most=_MOST_LISTED)) or "there are no files")
+            return masked("\n".join(islice(self._reader.listing(), _MOST_LISTED)) or "there are no files")
         if tool != "file_read":
             return f"there is no tool {tool[:40]}: there are file_tree and file_read"
         path, number = _path_and_page(given)
@@ -328,7 +314,6 @@ def _path_and_page(given: str) -> tuple[str, int]:
 
 
 def _final(text: str) -> dict[str, object] | None:
-    """The JSON object of a final answer, which may stand in a fence of Markdown; None if the text has none."""
     _, marked, after = text.rpartition("Final Answer:")
     start = after.find("{")
     if start < 0 or not (marked or after.strip().startswith(("{", "```"))):

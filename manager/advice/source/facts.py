@@ -1,45 +1,36 @@
-"""The schema of what a function and its context are (SchedMate §3.1, Figure 6).
+"""The facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls that tell them.
 
-Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` are there or say "unknown". Each fact keeps its
-place in the source and how sure it is, so that a person can check it, and the language model of `agent.py` can be
-held to it.
+Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or say "unknown". Each fact keeps
+its place in the source and its certainty.
 """
 
 from __future__ import annotations
 
+import os.path
+import re
+from typing import Any
+
 import msgspec
 
 from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.source.reading import CallSite, InstalledName, Known, NamedFile
+
+# ---- facts
+
 
 Scalar = str | int | float
-"""What a fact's value is. A truth value is not a fact here."""
 
 UNKNOWN = "unknown"
 ARGUMENT = "argument"
-"""The place of a fact that stands in no file."""
 
 MANDATORY = ("model", "task", "data")
-FIELDS = (
-    *MANDATORY,
-    "batch_size",
-    "epochs",
-    "items",
-    "steps",
-    "sequence_length",
-    "precision",
-    "framework",
-    "devices",
-)
-"""The fields of `WorkloadFacts` that hold facts, in the order in which people read them."""
-
-TEXT_FIELDS = frozenset({"model", "task", "data", "precision", "framework"})
-"""Fields whose value is a text. `devices` may be either: `"cuda"`, or how many."""
-COUNT_FIELDS = frozenset({"batch_size", "epochs", "items", "steps", "sequence_length"})
-"""Fields whose value is a whole number from 1 on."""
+COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
+FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
+"""The fields of `WorkloadFacts` that hold facts. `devices` may be a text (`"cuda"`) or a number."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value, where it was found (`file:line`, or `argument`), and how sure it is, from 0 to 1."""
+    """A value, its place (`file:line`, or `argument`), and its certainty from 0 to 1."""
 
     value: Scalar
     where: str = ""
@@ -47,7 +38,6 @@ class SourceFact(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """False for a mandatory field of which nothing was found."""
         return self.value != UNKNOWN or self.sure > 0
 
 
@@ -55,13 +45,9 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """What the source of a function or a loader says of its work.
-
-    `further` holds other named numbers and words: the arguments of the entry function, sizes of layers, what a config
-    says. `absent` says for each field that was not found why. `notes` lists what could not be read, and why. `text` is
-    the normalised source of all functions that were followed, `same` a digest of it and of the arguments: two functions
-    that differ in comments or names of variables have one `same`.
-    """
+    """The facts of a function or a loader. `further`: other named numbers and words. `absent`: the reason for each
+    field without a value. `text`: the normalised source of all functions that were followed; `same`: a digest of it and
+    of the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -81,21 +67,17 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
     same: str = ""
 
     def known_facts(self) -> dict[str, SourceFact]:
-        """The facts of the schema that were found, by field."""
         found = {field: getattr(self, field) for field in FIELDS}
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
 
 
 def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
-    """The facts without what looks like a password or a key, in the text or behind a name: they are kept on disk."""
-    further = {
-        name: fact for name, fact in facts.further.items() if masked(f"{name}={fact.value}") == f"{name}={fact.value}"
-    }
+    shown = {name: f"{name}={fact.value}" for name, fact in facts.further.items()}
+    further = {name: fact for name, fact in facts.further.items() if masked(shown[name]) == shown[name]}
     return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
 
 
 def fits(field: str, value: object) -> bool:
-    """True if a value can be that of a field: a count is a whole number from 1 on, a name a short text of one line."""
     if isinstance(value, bool):
         return False
     if field in COUNT_FIELDS:
@@ -103,3 +85,278 @@ def fits(field: str, value: object) -> bool:
     if isinstance(value, str):
         return bool(value.strip()) and len(value) <= 300 and value.isprintable() and value != UNKNOWN
     return field == "devices" and isinstance(value, int) and 1 <= value <= 100_000
+
+
+# ---- recognise
+
+
+NAMES = {
+    "batch_size": (
+        "batch_size batchsize batch bs train_batch_size per_device_train_batch_size per_device_eval_batch_size"
+        " eval_batch_size micro_batch_size per_gpu_batch_size max_num_seqs"
+    ),
+    "epochs": "epochs num_epochs n_epochs nepochs num_train_epochs max_epochs epoch_count train_epochs",
+    "steps": "steps max_steps num_steps n_steps train_steps num_train_steps max_iters iters iterations n_iter"
+    " num_iterations max_iterations total_steps num_inference_steps",
+    "items": "items num_samples n_samples samples max_samples num_examples n_examples max_train_samples n_items"
+    " num_items num_rows dataset_size",
+    "sequence_length": "sequence_length seq_length seq_len max_length max_seq_length max_seq_len block_size"
+    " context_length n_ctx max_model_len model_max_length max_position_embeddings max_source_length",
+    "devices": "device devices gpus n_gpus num_gpus ngpu ngpus nproc_per_node world_size num_devices device_map"
+    " tensor_parallel_size accelerator",
+    "precision": "dtype torch_dtype precision mixed_precision compute_dtype param_dtype",
+    "model": "model model_name model_name_or_path model_id model_path model_type pretrained"
+    " pretrained_model_name_or_path checkpoint arch backbone base_model",
+    "data": "dataset dataset_name data_path data_dir data_file train_file dataset_path dataset_id train_data csv_path",
+    "task": "task task_name task_type",
+}
+FIELD_OF = {name: field for field, names in NAMES.items() for name in names.split()}
+
+PRECISIONS = {
+    "float16": "float16", "half": "float16", "fp16": "float16", "16": "float16", "16-mixed": "float16",
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "bf16-mixed": "bfloat16", "float32": "float32", "float": "float32",
+    "fp32": "float32", "32": "float32", "float64": "float64", "double": "float64", "int8": "int8", "8bit": "int8",
+    "int4": "int4", "4bit": "int4", "float8_e4m3fn": "float8", "fp8": "float8",
+}  # fmt: skip
+
+TASK_OF_CLASS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForSeq2SeqLM": "text2text-generation",
+    "ForConditionalGeneration": "text2text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+    "ForCTC": "automatic-speech-recognition",
+    "ForVision2Seq": "image-to-text",
+    "ForImageTextToText": "image-text-to-text",
+    "StableDiffusionPipeline": "text-to-image",
+    "DiffusionPipeline": "text-to-image",
+    "CrossEncoder": "text-ranking",
+    "SentenceTransformer": "feature-extraction",
+}
+
+TASK_OF_CALL = {
+    "generate": ("text-generation", 0.5),
+    "encode_plus": ("feature-extraction", 0.3),
+    "label_scores": ("text-classification", 0.5),
+    "embed": ("feature-extraction", 0.5),
+    "classify": ("classification", 0.4),
+    "predict_proba": ("classification", 0.5),
+    "CrossEntropyLoss": ("classification", 0.35),
+    "MSELoss": ("regression", 0.35),
+    "Conv2d": ("image-classification", 0.3),
+    "TransformerEncoderLayer": ("sequence-modelling", 0.3),
+    "LSTM": ("sequence-modelling", 0.3),
+    "GRU": ("sequence-modelling", 0.3),
+}
+
+FRAMEWORKS = {
+    "vllm": ("vllm", 0.95), "transformers": ("transformers", 0.9),
+    "sentence_transformers": ("sentence-transformers", 0.95),
+    "diffusers": ("diffusers", 0.95), "pytorch_lightning": ("lightning", 0.93), "lightning": ("lightning", 0.93),
+    "torch": ("pytorch", 0.85), "torchvision": ("pytorch", 0.8), "tensorflow": ("tensorflow", 0.9),
+    "keras": ("keras", 0.85), "jax": ("jax", 0.88), "flax": ("jax", 0.88), "sklearn": ("scikit-learn", 0.8),
+    "xgboost": ("xgboost", 0.85), "lightgbm": ("lightgbm", 0.85), "stoker": ("stoker", 0.5), "numpy": ("numpy", 0.4),
+}  # fmt: skip
+
+MOST_FURTHER = 40
+_HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "GenerationConfig")
+_READERS = frozenset({"read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk", "memmap"})
+_DATA_FILES = (".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".npy", ".npz")
+_SLICE = re.compile(r"\[:(\d+)\]")
+_CUDA = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|tpu)(:\d+)?$")
+_SIZED = re.compile(
+    r"(config|model|layer|net|encoder|decoder|args|block|linear|conv|lstm|gru|embedding|classifier)", re.I
+)
+
+
+class Recogniser:
+    """Collects facts; of several for one field the surest stays. `missed`: why a field has no value although the source
+    has a place for it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, SourceFact] = {}
+        self.further: dict[str, SourceFact] = {}
+        self.missed: dict[str, str] = {}
+        self._loops = 0
+
+    # ---- reports of the scan
+
+    def call(self, site: CallSite) -> None:
+        top, last = site.dotted.partition(".")[0], site.last
+        self.used_module(top, site.where, site.sure)
+        if last == "from_pretrained":
+            self._pretrained(site)
+        elif last == "pipeline":
+            self._argument("task", site, 0, "task", sure=0.95)
+            self._argument("model", site, 1, "model", sure=0.95, required=site.gives(1, "model"))
+        elif last in ("causal_lm", "encoder") and (top in ("stoker", "?") or site.dotted == last):
+            names = ("path", "model")
+            self._argument("model", site, 0, *names, sure=0.95, required=site.gives(0, *names))
+            self._put("task", "text-generation" if last == "causal_lm" else "feature-extraction", site, 0.9)
+        elif last in ("SentenceTransformer", "CrossEncoder", "LLM", "create_model", "get_model"):
+            self._argument("model", site, 0, "model_name_or_path", "model_name", "model", "name", sure=0.9)
+        elif site.dotted.startswith(("torchvision.models.", "keras.applications.")):
+            self._put("model", last, site, 0.9)
+            self._put("task", "image-classification", site, 0.6)
+        elif site.dotted == "torch.hub.load":
+            self._argument("model", site, 1, "model", sure=0.9)
+        elif top == "sklearn" and last[:1].isupper():
+            self._put("model", last, site, 0.7)
+            if last.endswith(("Classifier", "Regressor")):
+                task = "classification" if "Class" in last else "regression"
+                self._keep("task", task, site.where, 0.6)
+        elif last == "load_dataset":
+            self._dataset(site)
+        elif last in _READERS or site.dotted in ("numpy.load", "torch.load"):
+            self._argument("data", site, 0, "path", "filepath_or_buffer", sure=0.5)
+        elif site.dotted.startswith(("torchvision.datasets.", "sklearn.datasets.")):
+            self._put("data", last, site, 0.85)
+        self._precision_of(site)
+        if last == "cuda" and "." in site.dotted:
+            self._put("devices", "cuda", site, 0.85)
+        elif last in ("to", "device") and site.args and site.args[0] is not None:
+            self._device(site.args[0], 0.85 * site.sure)
+        self._task_of(site)
+        self._keywords(site)
+
+    def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
+        if value is None:
+            return
+        field = FIELD_OF.get(name.lower().lstrip("_"))
+        if field == "precision":
+            self._precision(value, factor)
+        elif field == "devices":
+            self._device(value, factor)
+        elif field is not None:
+            self._keep(field, value.value, value.where, factor * value.sure)
+        elif further:
+            self._more(name, value)
+
+    def loop(self, name: str, times: Known) -> None:
+        word = name.lower()
+        if "epoch" in word:
+            self._keep("epochs", times.value, times.where, 0.85 * times.sure)
+        elif "step" in word or "iter" in word:
+            self._keep("steps", times.value, times.where, 0.8 * times.sure)
+        else:
+            self._loops += 1
+            self._more(f"loop {self._loops}", times)
+
+    def used_module(self, top: str, where: str, sure: float = 1.0) -> None:
+        if top in FRAMEWORKS:
+            framework, certainty = FRAMEWORKS[top]
+            self._keep("framework", framework, where, certainty * sure)
+
+    def own_model(self, name: str, where: str, sure: float) -> None:
+        self._keep("model", name, where, 0.7 * sure)
+
+    def opened(self, file: NamedFile, where: str, sure: float) -> None:
+        if os.path.splitext(file.path)[1] in _DATA_FILES:
+            self._keep("data", file.path, where, 0.45 * sure)
+
+    # ---- single facts
+
+    def _pretrained(self, site: CallSite) -> None:
+        maker = site.dotted.rpartition(".")[0].rpartition(".")[2]
+        helper = maker.endswith(_HELPERS)
+        names = ("pretrained_model_name_or_path", "model_name", "model_id")
+        self._argument("model", site, 0, *names, sure=0.6 if helper else 0.95, required=True)
+        for ending, task in TASK_OF_CLASS.items():
+            if maker.endswith(ending) and not helper:
+                self._put("task", task, site, 0.9)
+
+    def _dataset(self, site: CallSite) -> None:
+        name, part = site.argument(0, "path"), site.argument(1, "name")
+        if name is not None and part is not None and isinstance(name.value, str) and isinstance(part.value, str):
+            name = Known(f"{name.value}/{part.value}", name.where, min(name.sure, part.sure))
+        self._text("data", name, site, 0.95, required=True)
+        split = site.kwargs.get("split")
+        sliced = _SLICE.search(split.value) if split is not None and isinstance(split.value, str) else None
+        if sliced is not None:
+            self._put("items", int(sliced[1][:12]), site, 0.85)
+
+    def _precision_of(self, site: CallSite) -> None:
+        last = site.last
+        if last == "half" and (not site.args or site.dotted == "?.half"):
+            self._precision(Known("float16", site.where), 0.85 * site.sure)
+        elif last in ("bfloat16", "double") and not site.args and "." in site.dotted:
+            self._precision(Known(last, site.where), 0.85 * site.sure)
+        elif last in ("to", "type", "astype", "set_default_dtype", "autocast"):
+            for value in (*site.args, site.kwargs.get("dtype")):
+                if value is not None and isinstance(value.value, InstalledName):
+                    self._precision(value, (0.9 if last == "autocast" else 0.8) * site.sure)
+        for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
+            value = site.kwargs.get(name)
+            if value is not None and value.value is True:
+                self._precision(Known(name.removeprefix("load_in_"), site.where), 0.9 * site.sure)
+
+    def _precision(self, value: Known, sure: float) -> None:
+        said = value.value.last if isinstance(value.value, InstalledName) else value.value
+        precision = PRECISIONS.get(str(said).lower())
+        if precision is not None and isinstance(said, str | int):
+            self._keep("precision", precision, value.where, sure * value.sure)
+
+    def _device(self, value: Known, sure: float) -> None:
+        if type(value.value) is int or (isinstance(value.value, str) and _CUDA.match(value.value)):
+            device = value.value.partition(":")[0] if isinstance(value.value, str) else value.value
+            self._keep("devices", device, value.where, sure * value.sure)
+
+    def _task_of(self, site: CallSite) -> None:
+        if site.last in TASK_OF_CALL:
+            task, certainty = TASK_OF_CALL[site.last]
+            self._put("task", task, site, certainty)
+        for ending in ("SentenceTransformer", "CrossEncoder", "DiffusionPipeline"):
+            if site.last.endswith(ending):
+                self._put("task", TASK_OF_CLASS[ending], site, 0.85)
+        if site.last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
+            self._more("training", Known("yes", site.where))
+
+    def _keywords(self, site: CallSite) -> None:
+        sized = _SIZED.search(site.last) is not None
+        for name, value in site.kwargs.items():
+            needs_text = name in ("dataset", "model", "task", "data")
+            if not needs_text or value is None or isinstance(value.value, str):
+                self.named(name, value, factor=0.85 * site.sure, further=sized)
+        if sized and site.last[:1].isupper():
+            numbers = [value for value in site.args if value is not None and type(value.value) is int]
+            for place, value in enumerate(numbers[:3], start=1):
+                self._more(f"{site.last} {place}", value)
+
+    def _argument(
+        self, field: str, site: CallSite, place: int, *names: str, sure: float, required: bool = False
+    ) -> None:
+        self._text(field, site.argument(place, *names), site, sure, required=required)
+
+    def _text(self, field: str, value: Known | None, site: CallSite, sure: float, *, required: bool) -> None:
+        if value is not None and isinstance(value.value, str):
+            self._keep(field, value.value, value.where, sure * site.sure * value.sure)
+        elif required:
+            why = f"{site.where}: {site.last}(...) takes a value that the source does not tell"
+            self.missed.setdefault(field, why)
+
+    def _put(self, field: str, value: str | int, site: CallSite, sure: float) -> None:
+        self._keep(field, value, site.where, sure * site.sure)
+
+    def _keep(self, field: str, value: Any, where: str, sure: float) -> None:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str):
+            value = value.strip()
+        sure, before = round(min(sure, 1.0), 3), self.found.get(field)
+        if fits(field, value) and (before is None or sure > before.sure):
+            self.found[field] = SourceFact(value, where, sure)
+
+    def _more(self, name: str, value: Known) -> None:
+        known = value.value
+        if isinstance(known, bool):
+            known = "yes" if known else "no"
+        small = isinstance(known, int | float) and abs(known) < 1e15
+        short = isinstance(known, str) and 0 < len(known) <= 80
+        if (small or short) and name not in self.further and len(self.further) < MOST_FURTHER:
+            self.further[name] = SourceFact(known, value.where, round(value.sure, 3))

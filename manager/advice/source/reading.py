@@ -1,11 +1,19 @@
-"""Files and modules of the user's folders, read within bounds. No file outside them is read, also not by a link."""
+"""Files and modules of the user's folders, read within bounds, and the values in them, each with its place.
+
+No file outside the folders is read, not even by a link.
+"""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
+import json
+import operator
 import os
+import os.path
 import stat
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,119 +22,98 @@ import msgspec
 
 from stoker.units import show_bytes
 
+# ---- reading
+
+
+ADD_ARGUMENT = "add_argument"
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
-"""Folders of these names hold code of others, wherever they lie."""
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """How much of the user's folders one extraction reads."""
+    """Bounds of one extraction. `depth`: nested calls to follow; `nodes`: statements and expressions to visit."""
 
     files: int = 40
     file_bytes: int = 1_000_000
     total_bytes: int = 4_000_000
     depth: int = 8
-    """Calls inside calls that are followed."""
     nodes: int = 100_000
-    """Statements and expressions that are visited."""
-
-
-ADD_ARGUMENT = "add_argument"
 
 
 class NotReadError(Exception):
-    """A file was not read. Its text says why; it stays inside this package."""
+    """A file was not read; the text says why. It stays inside this package."""
 
 
 class OwnFolders:
-    """The folders that may be read, and what was read of them."""
+    """Reads files of the user's folders. `texts`: the files read so far, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
         self.limits = limits
         self.texts: dict[Path, str] = {}
-        """What was read, by real path."""
         self._bytes = 0
 
     def contains(self, real: Path) -> bool:
-        """True for a real path inside the folders, and outside of installed packages."""
-        for root in self.roots:
-            if real.is_relative_to(root) and not INSTALLED.intersection(real.relative_to(root).parts):
-                return True
-        return False
+        return any(
+            real.is_relative_to(root) and not INSTALLED.intersection(real.relative_to(root).parts)
+            for root in self.roots
+        )
 
     def read(self, path: Path) -> str:
-        """The text of a file. Raises NotReadError."""
-        name = self.name_of(path)
+        """Return the text of a file. Raises NotReadError."""
         try:
             real = Path(os.path.realpath(path))
             if not self.contains(real):
-                raise NotReadError(f"{name}: not read: it lies outside of the folders given")
-            if real in self.texts:
-                return self.texts[real]
-            if len(self.texts) >= self.limits.files:
-                raise NotReadError(f"{name}: not read: {self.limits.files} files were read already")
-            text = self._read(real, name)
-        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+                raise ValueError("it lies outside of the folders given")
+            if real not in self.texts:
+                if len(self.texts) >= self.limits.files:
+                    raise ValueError(f"{self.limits.files} files were read already")
+                self.texts[real] = self._read(real)
+            return self.texts[real]
+        except UnicodeDecodeError:
+            why = "it is no text in UTF-8"
+        except (OSError, ValueError) as error:  # ValueError: also a null byte in the path
             why = getattr(error, "strerror", None) or str(error)
-            raise NotReadError(f"{name}: not read: {why}") from None
-        self.texts[real] = text
-        return text
+        raise NotReadError(f"{self.name_of(path)}: not read: {why}")
 
-    def _read(self, real: Path, name: str) -> str:
-        # O_NONBLOCK: opening a named pipe that nobody writes to must not wait.
-        file = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(file, "rb") as opened:
-            status = os.fstat(file)
+    def _read(self, real: Path) -> str:
+        # O_NONBLOCK: opening a named pipe without a writer must not wait.
+        with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+            status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise NotReadError(f"{name}: not read: it is no plain file")
-            size = status.st_size
-            if size > self.limits.file_bytes:
-                most = show_bytes(self.limits.file_bytes)
-                raise NotReadError(f"{name}: not read: it has {show_bytes(size)}, more than {most}")
-            if self._bytes + size > self.limits.total_bytes:
-                raise NotReadError(f"{name}: not read: {show_bytes(self._bytes)} of source were read already")
+                raise ValueError("it is no plain file")
+            if status.st_size > self.limits.file_bytes:
+                raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(self.limits.file_bytes)}")
+            if self._bytes + status.st_size > self.limits.total_bytes:
+                raise ValueError(f"{show_bytes(self._bytes)} of source were read already")
             data = opened.read(self.limits.file_bytes)
         self._bytes += len(data)
-        try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise NotReadError(f"{name}: not read: it is no text in UTF-8") from None
+        return data.decode("utf-8-sig")
 
     def name_of(self, path: Path) -> str:
-        """A path as people read it: relative to the folder that it lies in."""
         place = Path(os.path.abspath(path))
-        for root in self.roots:
-            if place.is_relative_to(root):
-                return str(place.relative_to(root))
-        return str(path)
+        return next((str(place.relative_to(root)) for root in self.roots if place.is_relative_to(root)), str(path))
 
     def find(self, name: str, *, beside: Path | None) -> Path | None:
-        """The file that a relative path in the source names: beside the source, else in one of the folders."""
-        places = ([beside.parent] if beside is not None else []) + list(self.roots)
+        places = [*([beside.parent] if beside is not None else []), *self.roots]
         try:
-            for place in places:
-                if (place / name).is_file():
-                    return place / name
+            return next((place / name for place in places if (place / name).is_file()), None)
         except (OSError, ValueError):
             return None
-        return None
 
     def module(
         self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
     ) -> Path | None:
-        """The file of a module of the user's, by the parts of its name; None if the folders have none. `level`: the
-        dots of a relative import; of one, and with `package`, a folder is found too."""
-        places = ([beside.parent] if beside is not None else []) + ([] if level else list(self.roots))
-        for place in places:
-            if level:
-                place = place if level == 1 else place.parents[min(level - 2, len(place.parents) - 1)]
-            found = self.inside(place, *parts, package=package or level > 0)
-            if found is not None:
-                return found
-        return None
+        """Return the file of a user's module. `level`: the dots of a relative import; with it, or with `package`, a
+        folder without `__init__.py` counts too."""
+        places = [beside.parent] if beside is not None else []
+        if level:
+            places = [[place, *place.parents][min(level - 1, len(place.parents))] for place in places]
+        else:
+            places += self.roots
+        found = (self.inside(place, *parts, package=package or level > 0) for place in places)
+        return next((path for path in found if path is not None), None)
 
     def inside(self, folder: Path, *parts: str, package: bool = True) -> Path | None:
-        """The file of a module in a folder; with `package` a folder without `__init__.py` counts too."""
         if not all(part.isidentifier() for part in parts):
             return None
         base = folder.joinpath(*parts)
@@ -135,25 +122,16 @@ class OwnFolders:
                 return file
         return base if package and base.is_dir() and self.contains(Path(os.path.realpath(base))) else None
 
-    def listing(self, *, most: int) -> Iterator[str]:
-        """The files of the folders as people read them, without hidden and installed ones, at most so many."""
-        seen = 0
+    def listing(self) -> Iterator[str]:
         for root in self.roots:
             for folder, folders, files in os.walk(root):
                 folders[:] = sorted(name for name in folders if name not in INSTALLED and not name.startswith("."))
-                for name in sorted(files):
-                    if name.startswith("."):
-                        continue
-                    if seen == most:
-                        return
-                    seen += 1
-                    yield self.name_of(Path(folder, name))
+                yield from (self.name_of(Path(folder, name)) for name in sorted(files) if not name.startswith("."))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SourceModule:
-    """A module of the user's, or a package without a file. `waiting`: statements not scanned yet, by the names that
-    they bind."""
+    """A user's module, or a package without a file. `waiting`: statements not scanned yet, by the names they bind."""
 
     file: Path | None
     shown: str
@@ -164,26 +142,27 @@ class SourceModule:
     scanned: set[int] = dataclasses.field(default_factory=set)
     stars: list[SourceModule] = dataclasses.field(default_factory=list)
 
+    def defer(self, tree: ast.Module) -> None:
+        for statement in tree.body:
+            for name in dict.fromkeys(_names_bound(statement)):
+                self.waiting.setdefault(name, []).append(statement)
+
 
 class OwnModules:
-    """Loads modules of the user's, each once."""
-
     def __init__(self, folders: OwnFolders, *, note: Callable[[str], None]) -> None:
         self._folders = folders
         self._note = note
         self._known: dict[Path, SourceModule | None] = {}
 
     def module(self, parts: Sequence[str], importer: SourceModule, level: int = 0) -> SourceModule | None:
-        """A module of the user's, as `importer` names it; None for an installed or unreadable one."""
-        path = self._folders.module(parts, beside=importer.file, level=level)
-        return self._loaded(path) if path is not None else None
+        return self._loaded(self._folders.module(parts, beside=importer.file, level=level))
 
     def submodule(self, package: SourceModule, name: str) -> SourceModule | None:
-        """A module in the folder of a package."""
-        path = self._folders.inside(package.folder, name) if package.folder is not None else None
-        return self._loaded(path) if path is not None else None
+        return self._loaded(self._folders.inside(package.folder, name)) if package.folder is not None else None
 
-    def _loaded(self, path: Path) -> SourceModule | None:
+    def _loaded(self, path: Path | None) -> SourceModule | None:
+        if path is None:
+            return None
         try:
             real = path.resolve()
             if real in self._known:
@@ -191,23 +170,23 @@ class OwnModules:
             self._known[real] = None
             shown = self._folders.name_of(path)
             if path.is_dir():
-                self._known[real] = SourceModule(None, shown, folder=path)
-                return self._known[real]
-            tree = parsed(self._folders.read(path), shown)
+                module = SourceModule(None, shown, folder=path)
+            else:
+                tree = parsed(self._folders.read(path), shown)
+                module = SourceModule(path, shown, path.stem, path.parent if path.name == "__init__.py" else None)
+                module.defer(tree)
         except NotReadError as error:
             self._note(str(error))
             return None
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
             self._note(f"{path.name}: not read: {error}")
             return None
-        module = SourceModule(path, shown, path.stem, path.parent if path.name == "__init__.py" else None)
         self._known[real] = module
-        defer(module, tree)
         return module
 
 
 def parsed(text: str, shown: str) -> ast.Module:
-    """The tree of a source. Raises NotReadError."""
+    """Return the tree of a source. Raises NotReadError."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -216,34 +195,257 @@ def parsed(text: str, shown: str) -> ast.Module:
         raise NotReadError(f"{shown}: not read: it does not parse: {error}") from None
 
 
-def defer(module: SourceModule, tree: ast.Module) -> None:
-    """Let each statement of a module wait until a name that it binds is used."""
-    for statement in tree.body:
-        for name in dict.fromkeys(_names_bound(statement)):
-            module.waiting.setdefault(name, []).append(statement)
-
-
 def _names_bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement binds or changes; a call of a method changes its object."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr == ADD_ARGUMENT:
-            return [ADD_ARGUMENT]
-        return _root(function) if isinstance(function, ast.Attribute) else []
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Subscript):
-        return _root(statement.targets[0])
-    inside = [
-        name for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt) for name in _names_bound(child)
-    ]
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as function)):
+            return [ADD_ARGUMENT] if attr == ADD_ARGUMENT else _root(function)
+        case ast.Expr(value=ast.Call()):
+            return []
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript() as target, *_]):
+            return _root(target)
     names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return [*names, *inside]
+    inside = (child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt))
+    return names + [name for child in inside for name in _names_bound(child)]
 
 
 def _root(node: ast.expr) -> list[str]:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return [node.id] if isinstance(node, ast.Name) else []
+
+
+# ---- literals
+
+
+LONGEST_TEXT = 10_000
+LARGEST_NUMBER = 1e18
+MOST_VALUES, DEEPEST = 5_000, 20
+"""Bounds of a config: aliases of YAML can make a short file stand for billions of values."""
+
+CONFIG_READERS = {
+    "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
+    "tomli.loads": "toml", "toml.load": "toml", "yaml.safe_load": "yaml", "yaml.load": "yaml",
+    "yaml.full_load": "yaml", "omegaconf.OmegaConf.load": "yaml",
+}  # fmt: skip
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+_COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne}
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "max": max, "min": min, "len": len, "range": range, "tqdm.trange": range,
+    "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
+    "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
+}  # fmt: skip
+_WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
+_SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """A value with its place (`file:line`) and its certainty. `value` is a constant, a list of Known, a dict of Known
+    by name (options, an instance, a config), a range, or one of the classes below."""
+
+    value: Any
+    where: str
+    sure: float = 0.95
+
+    def weakened(self, factor: float) -> Known:
+        return Known(self.value, self.where, self.sure * factor)
+
+    @property
+    def constant(self) -> bool:
+        return self.value is None or isinstance(self.value, str | int | float | bool)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InstalledName:
+    """A name of installed code, for example `torch.float16`; the result of a call ends with `()`."""
+
+    dotted: str
+
+    @property
+    def last(self) -> str:
+        return self.dotted.rpartition(".")[2]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamedFile:
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallSite:
+    """A call of installed code: its dotted name (`?.to` on an unknown object), and its arguments where known."""
+
+    dotted: str
+    args: tuple[Known | None, ...]
+    kwargs: dict[str, Known | None]
+    where: str
+    sure: float
+
+    @property
+    def last(self) -> str:
+        return self.dotted.rpartition(".")[2]
+
+    def argument(self, place: int, *names: str) -> Known | None:
+        named = next((name for name in names if name in self.kwargs), None)
+        if named is not None:
+            return self.kwargs[named]
+        return self.args[place] if 0 <= place < len(self.args) else None
+
+    def gives(self, place: int, *names: str) -> bool:
+        return any(name in self.kwargs for name in names) or 0 <= place < len(self.args)
+
+
+def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where: str) -> Known | None:
+    if left is None or right is None:
+        return None
+    a, b, sure = left.value, right.value, min(left.sure, right.sure)
+    if isinstance(a, str) and isinstance(b, str):
+        both = os.path.join(a, b) if isinstance(op, ast.Div) else a + b if isinstance(op, ast.Add) else None
+        return Known(both, where, sure) if both is not None and len(both) <= LONGEST_TEXT else None
+    if not (isinstance(a, int | float) and isinstance(b, int | float)) or type(op) not in _ARITHMETIC:
+        return None
+    if max(abs(a), abs(b)) > LARGEST_NUMBER or (isinstance(op, ast.Pow) and abs(b) > 64):
+        return None
+    try:
+        result = _ARITHMETIC[type(op)](a, b)
+    except (ArithmeticError, ValueError):
+        return None
+    return Known(result, where, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
+
+
+def compared(op: ast.cmpop, left: Known | None, right: Known | None, where: str) -> Known | None:
+    if left is None or right is None or not (left.constant and right.constant) or type(op) not in _COMPARED:
+        return None
+    return Known(_COMPARED[type(op)](left.value, right.value), where, min(left.sure, right.sure))
+
+
+def item(base: Known | None, index: Known | None) -> Known | None:
+    if base is None or index is None:
+        return None
+    if isinstance(base.value, dict):
+        return base.value.get(str(index.value))
+    if isinstance(base.value, list) and type(index.value) is int and -len(base.value) <= index.value < len(base.value):
+        return base.value[index.value]  # type: ignore[no-any-return]  # its items are Known
+    return None
+
+
+def result_of(site: CallSite, base: Known | None) -> Known | None:
+    """Return the value of a call of Python's own functions and methods; None if the arguments do not determine it.
+    `base`: the object whose method is called."""
+    if base is not None and (found := _result_of_method(site, base)) is not None:
+        return found
+    values = [arg.value for arg in site.args if arg is not None and arg.constant]
+    known = bool(values) and len(values) == len(site.args)
+    match site.dotted:
+        case "open" if known and isinstance(values[0], str):
+            return Known(NamedFile(values[0]), site.where, site.sure)
+        case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
+            return site.args[1].weakened(0.6)
+        case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
+            return Known({name: value for name, value in site.kwargs.items() if value is not None}, site.where)
+        case "dataclasses.field" | "attrs.field" | "pydantic.Field":
+            return site.argument(0 if site.dotted == "pydantic.Field" else -1, "default")
+        case name if name in _WRAPPERS and site.args:
+            return site.args[0]
+        case name if name in _COMPUTED and known and not site.kwargs:
+            if name == "int" and len(str(values[0])) > 40:
+                return None
+            try:
+                result = _COMPUTED[name](*values)
+            except (TypeError, ValueError, ArithmeticError):
+                return None
+            too_long = isinstance(result, range) and abs(result.start) + abs(result.stop) >= 2**62
+            return Known(result, site.where, site.sure) if not too_long else None
+    return None
+
+
+def _result_of_method(site: CallSite, base: Known) -> Known | None:
+    value, name = base.value, site.last
+    first = site.args[0] if site.args else None
+    if isinstance(value, dict) and name == "get" and first is not None:
+        default = site.args[1] if len(site.args) > 1 else None
+        return value.get(str(first.value)) or (default.weakened(0.8) if default is not None else None)
+    if isinstance(value, NamedFile) and name == "read":
+        return base
+    if not isinstance(value, str):
+        return None
+    if name in ("read_text", "read_bytes", "open"):
+        return Known(NamedFile(value), site.where, site.sure)
+    if name == "joinpath" and first is not None and isinstance(first.value, str):
+        return Known(os.path.join(value, first.value), site.where, site.sure)
+    return base if name in _SAME_TEXT else None
+
+
+def declared_option(site: CallSite) -> tuple[str, Known] | None:
+    names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
+    if not names:
+        return None
+    # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
+    named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
+    longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
+    dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
+    action, default = site.kwargs.get("action"), site.kwargs.get("default")
+    if default is None and action is not None and action.value in ("store_true", "store_false"):
+        default = Known(action.value == "store_false", site.where, 0.9)
+    return (dest.lstrip("-").replace("-", "_"), default) if default is not None else None
+
+
+def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
+    path = folders.find(name, beside=beside)
+    if path is None:
+        raise NotReadError(f"{name}: not read: the folders given have no such file")
+    text, shown = folders.read(path), folders.name_of(path)
+    try:
+        return _ConfigLines(text, shown).value(_parsed(text, form), depth=0)
+    except (ValueError, RecursionError, MemoryError, TypeError) as error:
+        raise NotReadError(f"{shown}: not taken: {str(error).splitlines()[0][:120] if str(error) else form}") from None
+
+
+def _parsed(text: str, form: str) -> Any:
+    if form != "yaml":
+        return json.loads(text) if form == "json" else tomllib.loads(text)
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        raise ValueError("PyYAML is not installed") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is no YAML: {error}") from None
+
+
+class _ConfigLines:
+    """Gives each value of a config the line of its key: the first with that text, after the line of its table."""
+
+    def __init__(self, text: str, shown: str) -> None:
+        self._lines = text.splitlines()
+        self._shown = shown
+        self._left = MOST_VALUES
+
+    def value(self, data: Any, *, depth: int, line: int = 0) -> Known:
+        self._left -= 1
+        if self._left < 0 or depth > DEEPEST:
+            raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
+        where = f"{self._shown}:{line + 1}"
+        if isinstance(data, dict):
+            lines = {key: self._line_of(str(key), line) for key in data}
+            return Known({str(k): self.value(v, depth=depth + 1, line=lines[k]) for k, v in data.items()}, where)
+        if isinstance(data, list):
+            return Known([self.value(each, depth=depth + 1, line=line) for each in data], where)
+        return Known(data if data is None or isinstance(data, str | int | float | bool) else str(data), where)
+
+    def _line_of(self, key: str, start: int) -> int:
+        after = range(start, min(len(self._lines), start + 2_000))
+        return next((number for number in after if key in self._lines[number]), start)

@@ -1,9 +1,8 @@
-"""Scan a source for literals: signatures and defaults, constants, calls, argparse and click options, dataclasses and
-configs, in the functions that the entry uses.
+"""Scan a source for literals: signatures, defaults, constants, calls, argparse and click options, dataclasses, configs.
 
-Statements are read once, in their order. A name stands for the literal that is bound to it. A global name is looked up
-at its first use, so parts of a module that the entry does not use say nothing. A function of the user's is scanned at
-its first call, with the arguments of that call. Nothing is executed.
+Statements are read once, in order; a name stands for the literal bound to it. A global is evaluated at its first use,
+so unused parts of a module say nothing. A user's function is scanned at its first call, with the arguments of that
+call. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -13,27 +12,31 @@ import dataclasses
 import os.path
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.advice.source.literals import (
+from stoker.manager.advice.source.facts import Recogniser
+from stoker.manager.advice.source.reading import (
+    ADD_ARGUMENT,
     CONFIG_READERS,
     LONGEST_TEXT,
     CallSite,
-    DeclaredOptions,
     InstalledName,
     Known,
     NamedFile,
+    NotReadError,
+    OwnFolders,
+    OwnModules,
+    SourceModule,
     arithmetic,
     compared,
+    declared_option,
     item,
     read_config,
     result_of,
 )
-from stoker.manager.advice.source.reading import ADD_ARGUMENT, NotReadError, OwnFolders, OwnModules, SourceModule, defer
-from stoker.manager.advice.source.recognise import Recogniser
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Values = Mapping[str, Known | None]
 
 _UNDECIDED = 0.85
-"""Certainty that is left in a branch that may not be taken."""
 _PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses"})
 _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
 
@@ -44,9 +47,6 @@ class OutOfBoundsError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnCode:
-    """A function or class of the user's. `around`: the scope that it is defined in; `bound`: the instance of a
-    method."""
-
     node: Function | ast.ClassDef
     around: Scope
     bound: Known | None = None
@@ -54,7 +54,7 @@ class OwnCode:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names that a piece of source sees. `sure` weakens what it says."""
+    """The names that a piece of source sees. `sure` weakens its facts."""
 
     names: dict[str, Known]
     module: SourceModule
@@ -64,12 +64,11 @@ class Scope:
     returned: Known | None = None
 
     def where(self, node: ast.AST) -> str:
-        """The place of a node, as `file:line`."""
         return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
 
 
 class Scanner:
-    """Scans one entry. `followed`: the functions and classes that it uses; `constants`: the global values."""
+    """Scans one entry. `followed`: the functions that it uses; `constants`: the global values."""
 
     def __init__(self, folders: OwnFolders) -> None:
         self.recogniser = Recogniser()
@@ -79,25 +78,22 @@ class Scanner:
         self._folders = folders
         self._nodes_left = folders.limits.nodes
         self._modules = OwnModules(folders, note=self.note)
-        self._options = DeclaredOptions()
+        self._options: dict[str, Known] = {}
         self._returned: dict[int, Known | None] = {}
 
     def note(self, why: str) -> None:
-        """Keep why something was not read."""
         if why not in self.notes:
             self.notes.append(why)
 
     def script(self, module: SourceModule, tree: ast.Module) -> None:
-        """Scan a program's statements as it runs them."""
+        """Scan a program's statements in the order of a run."""
         module.name = "__main__"
         self._run(tree.body, Scope(module.names, module))
 
     def enter(self, module: SourceModule, tree: ast.Module, node: Function, arguments: Mapping[str, Known]) -> None:
-        """Scan the entry function of a module, with the values of its parameters where they are known."""
-        defer(module, tree)
+        module.defer(tree)
         scope = Scope(module.names, module)
-        self._decorators(node, scope)
-        self._call_own(OwnCode(node, scope), [], {**self._options.for_parameters(node), **arguments}, scope, entry=True)
+        self._call_own(OwnCode(node, scope), [], {**self._decorated(node, scope), **arguments}, scope, entry=True)
 
     # ---- statements
 
@@ -114,14 +110,13 @@ class Scanner:
         match node:
             case ast.Return(value=value):
                 found = self.value(value, scope)
-                scope.returned = scope.returned if scope.returned is not None else found
+                scope.returned = scope.returned or found
             case ast.Assign(targets=targets, value=value):
                 found = self.value(value, scope)
                 for target in targets:
                     self._bind(target, found, scope)
-            case ast.AnnAssign(target=target, value=value):
-                if value is not None:
-                    self._bind(target, self.value(value, scope), scope)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, self.value(value, scope), scope)
             case ast.AugAssign(target=target, value=value):
                 self.value(value, scope)
                 self._bind(target, None, scope)
@@ -144,11 +139,12 @@ class Scanner:
                 scope.names[name] = Known(OwnCode(node, scope), scope.where(node))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, scope)
+            case ast.AnnAssign():
+                pass
             case _:
                 self._inside(node, scope)
 
     def _inside(self, node: ast.AST, scope: Scope) -> None:
-        """The expressions and blocks inside a node that says nothing itself."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.value(child, scope)
@@ -161,19 +157,15 @@ class Scanner:
 
     def _loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         iterated = self.value(node.iter, scope)
-        first: Known | None = None
+        name = node.target.id if isinstance(node.target, ast.Name) else ""
+        self._bind(node.target, None, scope)
         if iterated is not None and isinstance(iterated.value, range | list):
             times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
-            self.recogniser.loop(node.target.id if isinstance(node.target, ast.Name) else "", times)
-            if isinstance(iterated.value, list) and iterated.value and iterated.value[0] is not None:
-                first = iterated.value[0].weakened(0.7)
-        # A loop's variable is no setting, whatever its name.
-        if isinstance(node.target, ast.Name) and first is not None:
-            scope.names[node.target.id] = first
-        else:
-            self._bind(node.target, None, scope)
-        self._run(node.body, scope)
-        self._run(node.orelse, scope)
+            self.recogniser.loop(name, times)
+            first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
+            if name and first is not None:  # not by _bind: a loop's variable is no setting, whatever its name
+                scope.names[name] = first.weakened(0.7)
+        self._run([*node.body, *node.orelse], scope)
 
     def _bind(self, target: ast.expr, value: Known | None, scope: Scope) -> None:
         """Bind a target of an assignment; an unknown value unbinds it."""
@@ -205,14 +197,13 @@ class Scanner:
     # ---- expressions
 
     def value(self, node: ast.expr | None, scope: Scope) -> Known | None:
-        """The literal that an expression stands for, or None where the source does not tell."""
         if node is None:
             return None
         self._count()
         where = scope.where(node)
         match node:
-            case ast.Constant(value=value):
-                return Known(value, where) if value is None or isinstance(value, str | int | float | bool) else None
+            case ast.Constant(value=None | str() | int() | float() as value):
+                return Known(value, where)
             case ast.Name(id=name):
                 return self._name(name, scope, where)
             case ast.Attribute(value=base, attr=name):
@@ -264,48 +255,49 @@ class Scanner:
                 return inner.names[name]
             inner = inner.outer
         found = self._global(scope.module, name)
-        if found is None and name in ("__file__", "__name__"):
-            said = scope.module.name if name == "__name__" else str(scope.module.file) if scope.module.file else None
-            return Known(said, where) if said is not None else None
+        if found is None and name == "__name__":
+            return Known(scope.module.name, where)
+        if found is None and name == "__file__" and scope.module.file is not None:
+            return Known(str(scope.module.file), where)
         return found
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
-        """A module's name; the statements that bind it are scanned at its first use."""
+        """Return a module's name; the statements that bind it are scanned at its first use."""
         for node in module.waiting.pop(name, ()):
             if id(node) not in module.scanned:
                 module.scanned.add(id(node))
                 self._run([node], Scope(module.names, module, sure=0.9))
         found: Known | None = module.names.get(name)
-        if found is None:
-            if name == "*":
-                return None
+        if found is None and name != "*":
             self._global(module, "*")
             stars, module.stars = module.stars, []  # modules may import each other's names
             found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
             module.stars = stars
-            return found
-        if found.constant:
+        elif found is not None and found.constant:
             self.constants.setdefault((id(module), name), repr(found.value))
         return found
 
     def _attribute(self, base: Known | None, name: str, where: str) -> Known | None:
-        if base is None:
-            return None
-        match base.value:
-            case InstalledName(dotted=dotted):
+        match base.value if base is not None else None:
+            case InstalledName(dotted=dotted) if base is not None:
                 return Known(InstalledName(f"{dotted}.{name}"), where, base.sure)
-            case dict():
-                return base.value.get(name)
+            case dict() as named:
+                return named.get(name)
             case SourceModule() as module:
-                return self._global(module, name) or self._submodule(module, name)
+                return self._member(module, name)
             case OwnCode(node=ast.ClassDef()) as made:
                 return self._fields(made).get(name)
-            case str() if name == "parent":
-                return Known(os.path.dirname(base.value), base.where, base.sure)
-            case str() if name in ("name", "stem"):
-                last = os.path.basename(base.value)
-                return Known(last if name == "name" else os.path.splitext(last)[0], base.where, base.sure)
+            case str() as path if base is not None and name in ("parent", "name", "stem"):
+                last = os.path.basename(path)
+                parts = {"parent": os.path.dirname(path), "name": last, "stem": os.path.splitext(last)[0]}
+                return Known(parts[name], base.where, base.sure)
         return None
+
+    def _member(self, module: SourceModule, name: str) -> Known | None:
+        found = self._global(module, name)
+        if found is None and (submodule := self._modules.submodule(module, name)) is not None:
+            return Known(submodule, "")
+        return found
 
     def _joined(self, parts: list[ast.expr], scope: Scope, where: str) -> Known | None:
         found = [self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in parts]
@@ -326,31 +318,30 @@ class Scanner:
         else:
             target = self.value(node.func, scope)
         args, kwargs = self._arguments(node, scope)
-        value = target.value if target is not None else None
-        if isinstance(value, OwnCode):
-            if isinstance(value.node, ast.ClassDef):
-                return self._instance(value, args, kwargs, scope, scope.where(node))
-            if value.node.decorator_list and not args and not kwargs:
-                self._decorators(value.node, value.around)
-                kwargs = {**self._options.for_parameters(value.node)}
-            return self._call_own(value, args, kwargs, scope)
-        if isinstance(value, InstalledName):
-            name = value.dotted
-        elif isinstance(node.func, ast.Attribute):
-            installed = base is not None and isinstance(base.value, InstalledName)
-            name = f"{base.value.dotted if base is not None and installed else '?'}.{node.func.attr}"
-        else:
-            name = node.func.id if isinstance(node.func, ast.Name) else "?"
+        match target.value if target is not None else None:
+            case OwnCode(node=ast.ClassDef()) as own:
+                return self._instance(own, args, kwargs, scope, scope.where(node))
+            case OwnCode(node=function, around=around) as own:
+                if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
+                    kwargs = {**self._decorated(function, around)}
+                return self._call_own(own, args, kwargs, scope)
+            case InstalledName(dotted=name):
+                pass
+            case _ if isinstance(node.func, ast.Attribute):
+                owner = base.value.dotted if base is not None and isinstance(base.value, InstalledName) else "?"
+                name = f"{owner}.{node.func.attr}"
+            case _:
+                name = node.func.id if isinstance(node.func, ast.Name) else "?"
         return self._installed(CallSite(name, tuple(args), kwargs, scope.where(node), scope.sure), base, scope)
 
     def _arguments(self, node: ast.Call, scope: Scope) -> tuple[list[Known | None], dict[str, Known | None]]:
         args, kwargs = list[Known | None](), dict[str, Known | None]()
         for arg in node.args:
             found = self.value(arg, scope)
-            if isinstance(arg, ast.Starred):
-                args += found.value if found is not None and isinstance(found.value, list) else []
-            else:
+            if not isinstance(arg, ast.Starred):
                 args.append(found)
+            elif found is not None and isinstance(found.value, list):
+                args += found.value
         for keyword in node.keywords:
             found = self.value(keyword.value, scope)
             if keyword.arg is not None:
@@ -363,13 +354,12 @@ class Scanner:
         self,
         own: OwnCode,
         args: Sequence[Known | None],
-        kwargs: Mapping[str, Known | None],
+        kwargs: Values,
         caller: Scope,
         *,
         sure: float = 1.0,
         entry: bool = False,
     ) -> Known | None:
-        """Scan a function at its first call; returns its first return value that is known."""
         node, around = own.node, own.around
         if id(node) in self._returned or caller.depth > self._folders.limits.depth or isinstance(node, ast.ClassDef):
             return self._returned.get(id(node))
@@ -378,10 +368,10 @@ class Scanner:
         scope = Scope({}, around.module, around, sure=caller.sure * sure, depth=caller.depth + 1)
         spec = node.args
         names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
-        bound: dict[str, Known | None] = dict.fromkeys([*names, *(arg.arg for arg in spec.kwonlyargs)])
-        given: list[tuple[str, ast.expr | None]] = [*zip(reversed(names), reversed(spec.defaults), strict=False)]
-        given += zip((arg.arg for arg in spec.kwonlyargs), spec.kw_defaults, strict=True)
-        for name, default in given:
+        named_only = [arg.arg for arg in spec.kwonlyargs]
+        bound: dict[str, Known | None] = dict.fromkeys([*names, *named_only])
+        defaults: dict[str, ast.expr | None] = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
+        for name, default in (defaults | dict(zip(named_only, spec.kw_defaults, strict=True))).items():
             found = self.value(default, around)
             bound[name] = found.weakened(_UNDECIDED) if found is not None else None
         if own.bound is not None and names:
@@ -400,7 +390,8 @@ class Scanner:
         if site.dotted in CONFIG_READERS:
             return self._config(site, scope.module)
         if site.last == ADD_ARGUMENT or site.dotted in ("click.option", "click.argument"):
-            self._options.declare(site)
+            if (declared := declared_option(site)) is not None:
+                self._options[declared[0]] = declared[1]
             return None
         if site.last in _PARSERS:
             return self._parsed(site, scope)
@@ -408,7 +399,7 @@ class Scanner:
             given = site.args[0] if site.args else None
             for each in given.value if given is not None and isinstance(given.value, list) else [given]:
                 if each is not None and isinstance(each.value, OwnCode):
-                    self._options.defaults.update(self._fields(each.value))
+                    self._options.update(self._fields(each.value))
         found = result_of(site, base)
         if found is not None:
             if isinstance(found.value, NamedFile):
@@ -424,7 +415,7 @@ class Scanner:
 
     def _parsed(self, site: CallSite, scope: Scope) -> Known:
         self._global(scope.module, ADD_ARGUMENT)
-        options = {name: value.weakened(0.9) for name, value in self._options.defaults.items()}
+        options = {name: value.weakened(0.9) for name, value in self._options.items()}
         for name, value in options.items():
             self.recogniser.named(name, value, factor=0.85 * site.sure)
         values = Known(options, site.where)
@@ -432,9 +423,11 @@ class Scanner:
             return Known([values, None], site.where)
         return Known([values] * 5, site.where) if site.last.endswith("dataclasses") else values
 
-    def _decorators(self, node: Function, scope: Scope) -> None:
+    def _decorated(self, node: Function, scope: Scope) -> dict[str, Known]:
         for decorator in reversed(node.decorator_list):
             self.value(decorator, scope)
+        names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+        return {name: value.weakened(0.9) for name, value in self._options.items() if name in names}
 
     def _config(self, site: CallSite, module: SourceModule) -> Known | None:
         path = site.args[0].value if site.args and site.args[0] is not None else None
@@ -450,15 +443,8 @@ class Scanner:
 
     # ---- classes
 
-    def _instance(
-        self,
-        made: OwnCode,
-        args: Sequence[Known | None],
-        kwargs: Mapping[str, Known | None],
-        scope: Scope,
-        where: str,
-    ) -> Known:
-        """The fields of a new instance. All methods of its class are scanned, `__init__` first."""
+    def _instance(self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str) -> Known:
+        """Return the fields of a new instance. All methods of its class are scanned, `__init__` first."""
         classes = self._with_bases(made)
         fields = self._fields(made)
         value = Known(fields, where)
@@ -474,8 +460,9 @@ class Scanner:
         if start is not None:
             self._call_own(start, args, kwargs, scope)
         else:
-            given = zip((name for name in _annotated(made)), args, strict=False)
-            for name, each in [*given, *kwargs.items()]:
+            annotated = (n.target for n in made.node.body if isinstance(n, ast.AnnAssign))
+            names = (target.id for target in annotated if isinstance(target, ast.Name))
+            for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
                 fields.pop(name, None)
                 if each is not None:
                     fields[name] = each
@@ -486,7 +473,6 @@ class Scanner:
         return value
 
     def _fields(self, made: OwnCode) -> dict[str, Known]:
-        """The fields that the bodies of a class and its bases set."""
         fields = dict[str, Known]()
         for each in reversed(self._with_bases(made)):
             for node in each.node.body:
@@ -498,7 +484,6 @@ class Scanner:
         return fields
 
     def _with_bases(self, made: OwnCode) -> list[OwnCode]:
-        """A class and the user's classes that it derives from, each once."""
         found = [made]
         for each in found:
             for base in _bases_of(each):
@@ -511,41 +496,37 @@ class Scanner:
     # ---- modules
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        where = scope.where(node)
+        where, names = scope.where(node), scope.names
         if isinstance(node, ast.Import):
             for alias in node.names:
                 parts = alias.name.split(".")
                 module = self._modules.module(parts, scope.module)
                 if module is None:
                     bound = InstalledName(alias.name if alias.asname else parts[0])
-                    scope.names[alias.asname or parts[0]] = Known(bound, where)
+                    names[alias.asname or parts[0]] = Known(bound, where)
                     self.recogniser.used_module(parts[0], where, 0.95)
-                elif alias.asname or len(parts) == 1:
-                    scope.names[alias.asname or parts[0]] = Known(module, where)
+                elif alias.asname:
+                    names[alias.asname] = Known(module, where)
                 else:
                     folder = self._folders.module(parts[:1], beside=scope.module.file, package=True)
                     top = self._modules.module(parts[:1], scope.module) or SourceModule(None, parts[0], folder=folder)
-                    scope.names[parts[0]] = Known(top, where)
+                    names[parts[0]] = Known(top, where)
             return
         parts = node.module.split(".") if node.module else []
         module = self._modules.module(parts, scope.module, node.level)
         for alias in node.names:
             name = alias.asname or alias.name
             if module is not None and alias.name == "*":
-                (scope.module.stars if scope.names is scope.module.names else []).append(module)
+                (scope.module.stars if names is scope.module.names else []).append(module)
             elif module is not None:
-                found = self._global(module, alias.name) or self._submodule(module, alias.name)
+                found = self._member(module, alias.name)
                 if found is not None:
-                    scope.names[name] = found
+                    names[name] = found
             elif node.level:
                 self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the folders given")
             elif self._folders.module(parts, beside=scope.module.file) is None:
-                scope.names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
+                names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
                 self.recogniser.used_module(parts[0], where, 0.95)
-
-    def _submodule(self, package: SourceModule, name: str) -> Known | None:
-        module = self._modules.submodule(package, name)
-        return Known(module, "") if module is not None else None
 
     def _count(self) -> None:
         self._nodes_left -= 1
@@ -555,8 +536,3 @@ class Scanner:
 
 def _bases_of(made: OwnCode) -> list[ast.expr]:
     return made.node.bases if isinstance(made.node, ast.ClassDef) else []
-
-
-def _annotated(made: OwnCode) -> list[str]:
-    """The annotated fields of a class's body, as a dataclass takes them."""
-    return [n.target.id for n in made.node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]

@@ -37,7 +37,6 @@ class Whereabouts(NamedTuple):
     block: str
 
     def same_pilot(self, other: Whereabouts) -> bool:
-        """True if both calls ran on one pilot."""
         return (self.host, self.pilot, self.began) == (other.host, other.pilot, other.began)
 
 
@@ -55,23 +54,19 @@ def _pilot() -> psutil.Process | None:
 
 @context
 def table(name: str) -> dict[str, Any]:
-    """A context that loads at once and knows which process loaded it."""
     return {"name": name, "library": os.getpid()}
 
 
 def loaded_in(loaded: dict[str, Any]) -> tuple[str, int, int]:
-    """Return the context's name, the process that loaded it, and the process of this call."""
     return loaded["name"], loaded["library"], os.getpid()
 
 
 @context(files=("path",))
 def with_file(path: str) -> str:
-    """A context that needs a file."""
     return path
 
 
 def facts_of_file(path: str) -> tuple[str, int, int, int]:
-    """Return the host of this call, and size, device and inode of the context's file there."""
     found = os.stat(path)
     return socket.gethostname(), found.st_size, found.st_dev, found.st_ino
 
@@ -91,13 +86,11 @@ def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Wh
 
 
 def beat(loaded: Any, number: int) -> tuple[int, Whereabouts]:
-    """A short call of a stream."""
     time.sleep(BEAT_S)
     return number, whereabouts(loaded)
 
 
 def end_library(loaded: Any, victim: int) -> int:
-    """In the library `victim`: kill it. Elsewhere: return the process of this library."""
     if os.getpid() == victim:
         os.kill(victim, signal.SIGKILL)
     return os.getpid()
@@ -122,7 +115,6 @@ def greet_rank(_loaded: Any) -> tuple[int, str]:
 
 @context(devices=2)
 def over_two_devices() -> tuple[str, ...]:
-    """A context over two devices: on GPUs it puts a tensor on each."""
     names = devices()
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus:
@@ -133,7 +125,6 @@ def over_two_devices() -> tuple[str, ...]:
 
 
 def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the devices of a context."""
     return loaded
 
 
@@ -149,7 +140,6 @@ class SeenDevice(NamedTuple):
 
 
 def seen_device(_loaded: Any) -> SeenDevice:
-    """Return the view that this call has of devices."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     said = _nvml_words(visible.partition(",")[0]) if visible else ""
     count = _torch_gpus() if visible else -1
@@ -200,7 +190,6 @@ def _held_by_others(handle: Any) -> str:
 
 @context
 def on_device(size: int) -> Any:
-    """Hold `size` bytes of the GPU through PyTorch. A string if that cannot be: why."""
     try:
         import torch
     except Exception as error:
@@ -221,7 +210,6 @@ class DeviceUse(NamedTuple):
 
 
 def device_use(held: Any) -> DeviceUse:
-    """Ask NVML for the use of this library and of the whole device."""
     if isinstance(held, str):
         return DeviceUse(why=held)
     import pynvml
@@ -236,7 +224,6 @@ def device_use(held: Any) -> DeviceUse:
 
 
 def ask_too_much(held: Any) -> str:
-    """Ask the GPU for a petabyte. A string if there is no GPU for PyTorch: why."""
     if isinstance(held, str):
         return held
     import torch
@@ -250,12 +237,10 @@ SMALL_BYTES = 300_000_000
 
 @context(memory=f"{SMALL_BYTES} B")
 def small_table() -> dict[str, int]:
-    """A context that declares little host memory."""
     return {"library": os.getpid()}
 
 
 def fill_memory(_loaded: Any, count: int) -> int:
-    """Hold `count` bytes of host memory for some seconds."""
     held = bytearray(count)
     held[::4096] = b"x" * len(held[::4096])
     threading.Event().wait(30.0)
@@ -263,12 +248,10 @@ def fill_memory(_loaded: Any, count: int) -> int:
 
 
 def answer(_loaded: Any) -> int:
-    """Return 42."""
     return 42
 
 
 def variable(_loaded: Any, name: str) -> str:
-    """Return an environment variable of the library."""
     return os.environ.get(name, "")
 
 
@@ -283,7 +266,6 @@ class BothModels(NamedTuple):
 
 @context(load_limit="3 min")
 def tiny_llama() -> BothModels:
-    """A small Llama with random weights, loaded by Stoker and by Transformers."""
     why = _why_no_models()
     if why:
         return BothModels(why=why)
@@ -304,7 +286,6 @@ class PickledModel(NamedTuple):
 
 @context(load_limit="3 min")
 def pickled_llama() -> PickledModel:
-    """A small Llama with pickled weights, which Stoker loads through a snapshot."""
     why = _why_no_models()
     if why:
         return PickledModel(why=why)
@@ -328,7 +309,6 @@ def origin_and_text(loaded: PickledModel) -> tuple[str, str, int, str]:
 
 
 def _why_no_models() -> str:
-    """Why PyTorch and Transformers cannot be used in this pilot; empty if they can."""
     try:
         importlib.import_module("torch")
         importlib.import_module("transformers")
@@ -338,7 +318,6 @@ def _why_no_models() -> str:
 
 
 def _write_llama(folder: Path) -> Any:
-    """Write a small Llama with random weights and a tokenizer of ASCII letters; return the tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -28,7 +28,6 @@ _RUN = pytest.StashKey["Run"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the suite."""
     group = parser.getgroup("site", "the site suite of Stoker")
     group.addoption("--site", dest="site_file", metavar="SITE.toml", help="prove this site")
     group.addoption(
@@ -39,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the site file. Raise UsageError if none is given or it is wrong."""
     config.addinivalue_line("markers", "promise(promise): the promise that a test of the site suite proves")
     file = config.getoption("site_file")
     if file is None:
@@ -70,7 +68,6 @@ class Run:
         self._progress = bool(config.getoption("site_progress"))
 
     def report(self) -> SiteReport:
-        """Return the page with the outcomes so far."""
         missing = "the run was interrupted" if self.interrupted else "the run did not get to it"
         promises = [
             self.told.get(node) or TriedPromise(title, PromiseVerdict.NOT_TRIED, why=missing)
@@ -82,26 +79,22 @@ class Run:
         )  # fmt: skip
 
     def say(self, line: str) -> None:
-        """Print a line of progress."""
         if self._progress:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
 
     def tell(self, node: str, told: TriedPromise) -> None:
-        """Keep the outcome of a test."""
         self.told[node] = told
         for line in line_of(told):
             self.say(line)
         self.write()
 
     def write(self) -> None:
-        """Write the page as JSON where that is wanted."""
         if self._json:
             write_whole(Path(self._json), msgspec.json.encode(self.report()))
 
     def end(self) -> None:
-        """End the session; remove the folder of a run in which nothing failed."""
         try:
             self.subject.close()
         finally:
@@ -113,7 +106,6 @@ class Run:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder of a run, and the links to its sessions."""
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):
             link.unlink(missing_ok=True)
@@ -122,13 +114,11 @@ def _remove(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """The site under test."""
     return request.config.stash[_RUN].subject
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Run the tests in their order, whatever other plugins want."""
     yield
     items.sort(key=lambda item: (ORDER.index(item.path.stem), item.reportinfo()[1] or 0) if _is_ours(item) else (-1, 0))
     config.stash[_RUN].titles = {item.nodeid: promise_of(item).title for item in items if _is_ours(item)}
@@ -140,7 +130,6 @@ def _is_ours(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """End a test at its limit."""
     if not _is_ours(item):
         return (yield)
     run, promise = item.config.stash[_RUN], promise_of(item)
@@ -156,7 +145,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the outcome of a test."""
     report = yield
     if _is_ours(item) and (report.when == "call" or not report.passed):
         item.config.stash[_RUN].tell(item.nodeid, _told(item, call, report))
@@ -175,7 +163,6 @@ def _told(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
 
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Note that the run was interrupted."""
     _interrupted.append(excinfo.typename)
 
 
@@ -184,14 +171,12 @@ _interrupted: list[str] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the session, and write the page."""
     run = session.config.stash[_RUN]
     run.interrupted = bool(_interrupted)
     run.end()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the page."""
     if config.getoption("collectonly") or config.getoption("site_progress"):
         return
     terminalreporter.section("site")

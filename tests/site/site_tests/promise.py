@@ -38,7 +38,6 @@ def promise(title: str, *, limit: str, remedy: str, queues: bool = False) -> pyt
 
 
 def promise_of(item: pytest.Item) -> Promise:
-    """The promise that a test proves."""
     marker = item.get_closest_marker("promise")
     if marker is None:
         raise pytest.UsageError(f"{item.nodeid}: a test of the site suite needs @promise(...)")
@@ -47,19 +46,15 @@ def promise_of(item: pytest.Item) -> Promise:
 
 
 def broken(sentence: str) -> NoReturn:
-    """End a test: the promise does not hold."""
     raise BrokenPromiseError(sentence)
 
 
 def not_tried(reason: str) -> NoReturn:
-    """End a test: this site cannot show the promise."""
     pytest.skip(reason)
 
 
 @contextlib.contextmanager
 def limited(limit_s: float) -> Iterator[None]:
-    """Raise TooLongError in the main thread after `limit_s`. An outer timer, as of pytest-timeout, continues after."""
-
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TooLongError(f"it did not end within {show_seconds(limit_s)}")
 

@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def provider(self) -> str:
-        """The provider in words: `Slurm, partition backfill`."""
         provider = self.site.provider
         where = provider.partition or provider.queue
         engine = "TaskVine on " if self.site.engine is Engine.TASKVINE else ""
@@ -83,7 +82,6 @@ class Subject:
 
     @property
     def log(self) -> str:
-        """The folder of the last session."""
         return str(self._session.folder) if self._session is not None else ""
 
     # ---- sessions
@@ -93,7 +91,6 @@ class Subject:
         return self._enter("main", self._variant(2 if not self.is_local else 1), pilots=1)
 
     def pair(self) -> Session:
-        """A session with two pilots. The test is not tried if there are no two."""
         self.needs_own_pilots("it has one pilot, which TaskVine's workers serve")
         if not self.is_local:
             return self._enter("main", self._variant(2), pilots=2)
@@ -102,7 +99,6 @@ class Subject:
         return self._enter("pair", self._variant(2, devices="cpu:1", init=own_cache), pilots=2)
 
     def short(self) -> tuple[Session, float]:
-        """A session whose pilot ends at its walltime, and that walltime in seconds."""
         self.needs_own_pilots("its factory replaces workers by itself")
         if self.is_local:
             init = f"export PBS_WALLTIME={_LOCAL_WALLTIME_S}"
@@ -111,7 +107,6 @@ class Subject:
         return self._enter("short", self._variant(1, walltime_s=SHORTEST_S), pilots=1), SHORTEST_S
 
     def close(self) -> None:
-        """End the session that is up."""
         session, self._session, self._name = self._session, None, ""
         if session is not None:
             session.stop()
@@ -122,12 +117,10 @@ class Subject:
             self._name = ""
 
     def needs_own_pilots(self, why: str) -> None:
-        """End the test where TaskVine carries the calls: `why` is the reason."""
         if self.site.engine is Engine.TASKVINE:
             not_tried(f'engine = "taskvine": {why}')
 
     def _variant(self, blocks: int, *, devices: str = "", init: str = "", walltime_s: float = 0.0) -> Site:
-        """Return the site with a number of blocks and the settings of the suite."""
         site, replace = self.site, msgspec.structs.replace
         lines = [site.provider.worker_init, f"export {VARIABLE}=travels", init]
         provider: Provider = replace(site.provider, worker_init="\n".join(filter(None, lines)))
@@ -185,7 +178,6 @@ class Subject:
             time.sleep(0.1)
 
     def _give_up(self, said: list[str], *, waited_s: float, found: int) -> NoReturn:
-        """End the test with a reason: not tried if a pilot is here, else broken."""
         silent = "its process runs and says nothing" if self.is_local else "the batch system gives no reason"
         why = "; ".join(dict.fromkeys(said)) or silent
         if found:
@@ -194,12 +186,10 @@ class Subject:
         broken(f"no pilot started within {show_seconds(waited_s)}: {why}")
 
     def note(self, device: str) -> None:
-        """Keep a description of a device for the page."""
         self._noted = tuple(dict.fromkeys([*self._noted, device]))
         self.devices = tuple(dict.fromkeys([*self.devices, device]))
 
     def _note(self, status: Status) -> None:
-        """Keep the facts about pilots that the page shows."""
         machines = {*self.machines, *(pilot.host for pilot in status.pilots)}
         self.machines = tuple(sorted(machines))
         self.troubles = tuple(dict.fromkeys([*self.troubles, *status.trouble.values()]))
@@ -209,14 +199,12 @@ class Subject:
     # ---- calls
 
     def call(self, function: Callable[..., Any], *args: Any, context: Any = None, **options: Any) -> Future[Any]:
-        """Submit a call of a function of `on_pilot`, with the context as its first argument."""
         app = stoker.app(context=context, **options) if context is not None else stoker.app(**options)
         given = args if context is not None else (None, *args)
         future: Future[Any] = app(function)(*given)
         return future
 
     def result(self, future: Future[Any], *, within_s: float, what: str) -> Any:
-        """The result of a call; the test fails with a sentence if none comes in time."""
         try:
             return future.result(within_s)
         except TimeoutError:
@@ -237,12 +225,7 @@ class Subject:
         otherwise(found if isinstance(found, str) else f"a call that has to fail returned {found!r}")
 
     def until(
-        self,
-        true: Callable[[Status], Any],
-        *,
-        within_s: float,
-        what: str,
-        found: Callable[[], str] = str,
+        self, true: Callable[[Status], Any], *, within_s: float, what: str, found: Callable[[], str] = str
     ) -> Status:
         """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
         `found` describes the present state for the message."""
@@ -265,7 +248,6 @@ class Subject:
         return f" ({'; '.join(said)})" if said else ""
 
     def preempt(self, victim: Whereabouts, *, job: str) -> str:
-        """Take the victim's job away with the provider's own command; return the command."""
         if self.is_local:
             os.kill(victim.pilot, signal.SIGTERM)
             return "SIGTERM"
@@ -280,7 +262,6 @@ class Subject:
 
 
 def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
-    """`2 x cpu with 4.0 GB` for each kind."""
     kinds: dict[str, list[DeviceStatus]] = {}
     for device in devices:
         kinds.setdefault(device.kind or "unknown", []).append(device)
@@ -291,11 +272,9 @@ def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
 
 
 def _words_of(error: BaseException | None) -> str:
-    """The words of an error, without the prefix that Parsl adds."""
     return str(error).rpartition(" failed due to: ")[2]
 
 
 def importable(folder: Path) -> None:
-    """Let this program, and the pilots of sessions that start later, import modules of a folder."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -134,7 +134,6 @@ def test_calls_of_a_preempted_pilot_run_again(subject: Subject) -> None:
 
 
 def _victim(subject: Subject) -> Whereabouts:
-    """A pilot, by the place of a call."""
     call = subject.call(on_pilot.whereabouts, context=on_pilot.table("victim"))
     found: Whereabouts = subject.result(call, within_s=60, what="a call that says where it runs")
     if not found.pilot:
@@ -162,6 +161,5 @@ def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int)
 
 
 def _runs_on(status: Status, victim: Whereabouts) -> bool:
-    """True if a library of the victim's block runs a call."""
     pilots = {pilot.pilot for pilot in status.pilots if pilot.block == victim.block}
     return any(library.running for library in status.libraries if library.pilot in pilots)

@@ -24,8 +24,7 @@ from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, sc
 from stoker.manager.advice.logs.classifier import classify
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate
-from stoker.manager.advice.logs.reading import masked_line
-from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
+from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, masked_line
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"

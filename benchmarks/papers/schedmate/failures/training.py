@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.failures.fault_types import INFRASTRUCTURE
-from stoker.manager.advice.logs.classifier import KindScorer, classify, scaled
+from stoker.manager.advice.logs.classifier import KindScorer, classify, features, scaled
 from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, matching_rules
-from stoker.manager.advice.logs.features import features
 from stoker.manager.advice.logs.locator import locate
 from stoker.whole_files import write_whole
 

@@ -1,8 +1,7 @@
-"""Recipes of history whose source is most similar, by cosine (SchedMate §3.1, Similar Job Retrieval).
+"""The recipes of history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
 
-The vector of a recipe has two blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both
-hashed. A number is a bump on a scale of octaves, so 32 and 48 are close and 32 and 2,048 are not. An optional sentence
-encoder replaces the block of the source.
+The vector of a recipe has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both
+hashed. A number is a bump on a scale of octaves, so 32 and 48 are close and 32 and 2,048 are not.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""How much of the cosine is that of the facts; the rest is that of the source."""
+"""The share of the facts in the cosine; the rest is the source's."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""The width of a number's bump. Two numbers an octave apart are alike by 0.64, two octaves by 0.17."""
+"""The width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves 0.17."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -42,7 +41,6 @@ _PARAMETERS = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)([MB])(?![A-Za-
 
 
 def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
-    """The positive numbers among the facts, by name; the size in a model's name ("1.7B") is one."""
     found = {**facts.known_facts(), **facts.further}
     numbers = {name: float(fact.value) for name, fact in found.items() if isinstance(fact.value, int | float)}
     size = _PARAMETERS.search(str(facts.model.value))
@@ -52,7 +50,6 @@ def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
 
 
 def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
-    """The terms of the facts with their weights; each fact has the length of its weight."""
     terms = dict[str, float]()
     for name, number in numbers_of(facts).items():
         _add_bump(terms, name, number)
@@ -63,13 +60,12 @@ def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
 
 
 def terms_of_text(text: str) -> Counter[str]:
-    """The terms of a normalised source: words, numbers, and pairs of neighbours. Renamed variables are none."""
     words = [word for word in _TERMS.findall(text) if not _RENAMED.fullmatch(word)]
     return Counter([*words, *(f"{first} {second}" for first, second in pairwise(words))])
 
 
 def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """A sparse vector: places and values. Two terms that fall on one place are rare, and have signs at random."""
+    """Return a sparse vector: places and values. Collisions are rare, and have random signs."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -77,7 +73,7 @@ def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
 
 
 class TermTable:
-    """Sparse vectors of many texts, and the cosines of one more with all of them. Weights by IDF are optional."""
+    """Sparse vectors of many texts, optionally weighted by IDF."""
 
     def __init__(self, rows: Sequence[Mapping[str, float]], *, idf: bool) -> None:
         self.count = len(rows)
@@ -95,7 +91,7 @@ class TermTable:
         self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
 
     def cosines(self, terms: Mapping[str, float]) -> Vector:
-        """The cosine with each row; 0 for an empty one."""
+        """Return the cosine with each row; 0 for an empty one."""
         places, values = hashed(terms)
         if self._idf:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
@@ -107,7 +103,7 @@ class TermTable:
 
 
 def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
-    """Half octaves around a number, nearer ones with more weight; together of length 1."""
+    """Add half octaves around a number, nearer ones with more weight; together they have length 1."""
     at = 2 * math.log2(number)
     width = 2 * _BUMP_OCTAVES
     bump = {place: math.exp(-((place - at) ** 2) / (2 * width**2)) for place in range(round(at) - 5, round(at) + 6)}
@@ -116,7 +112,7 @@ def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
 
 
 def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """A text: half of it is the whole, half its pieces, so that two sizes of one model are alike."""
+    """Add a text: half the weight for the whole, half for its pieces, so that 2 sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -129,7 +125,7 @@ def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
 
 
 MOST_ROWS = 3_000
-"""The rows that were written first are dropped."""
+"""The most rows to keep; the oldest are dropped."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -148,7 +144,7 @@ _DROP = "DELETE FROM sources WHERE at < (SELECT at FROM sources ORDER BY at DESC
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """The facts of a recipe's loader (`function` is empty), or of a function together with its loader."""
+    """The facts of a recipe's loader (`function` is empty), or of a function with its loader."""
 
     recipe: str
     function: str
@@ -158,19 +154,19 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """The facts in one file. No method raises for want of a disk; a damaged file is set aside and begun anew."""
+    """The facts in one file. No method raises if the disk fails; a damaged file is set aside and replaced."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Keep the facts of a recipe, or of a function (its key or name, as measured) on it. `name` is for people."""
+        """Keep the facts of a recipe, or of a function (its key or name, as measured) on it. `name` is for display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 
     def rows(self) -> list[SourceRow]:
-        """All that is kept, the last written first. What did not change since the last call is not read again."""
+        """Return all rows, newest first. Unchanged rows are not read again."""
         stamps = self._file.read("SELECT recipe, function, at FROM sources ORDER BY at DESC, recipe, function")
         fresh = dict[tuple[str, str], SourceRow]()
         for recipe, function, at in stamps:
@@ -182,7 +178,6 @@ class SourceHistory:
         return list(fresh.values())
 
     def close(self) -> None:
-        """Close the file; later calls do nothing."""
         self._file.close()
 
     def _row(self, recipe: str, function: str) -> SourceRow | None:
@@ -202,21 +197,16 @@ class SourceHistory:
 
 
 class SimilarSource(msgspec.Struct, frozen=True):
-    """A row of history, and how similar it is to what was asked for: 1 is the same source with the same arguments."""
-
     row: SourceRow
     similarity: float
 
 
 class SimilarSources:
-    """Finds similar rows of history."""
-
     def __init__(self, history: SourceHistory) -> None:
         self._history = history
         self._tables: dict[bool, _Tables] = {}
 
     def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
-        """The rows of similarity `threshold` and more, the most similar first; of loaders, or of functions on them."""
         rows = [row for row in self._history.rows() if (not row.function) == of_loaders]
         if not rows:
             return []

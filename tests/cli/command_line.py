@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+
+from stoker.errors import StokerError
+from stoker.manager.cli.main import cli
+
+
+class Stoker:
+    """Runs the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
+
+    def __call__(self, *arguments: str) -> Result:
+        result = CliRunner().invoke(cli, list(arguments))
+        if result.exception and not isinstance(result.exception, StokerError | SystemExit):
+            raise result.exception
+        return result
+
+    def ok(self, *arguments: str) -> Result:
+        result = self(*arguments)
+        assert result.exit_code == 0, result.exception or result.output
+        return result
