@@ -9,13 +9,33 @@ time that is left; so a call costs nothing here, and a timer is set as often as 
 
     def timer(self, view, key):
         return self._keep_alive.fired(view, key)
+
+How many libraries a context has, where programs have named limits (`Context.limits`): parts for residency policies.
+
+`room_for_more` bounds the loads of a context. `KeepAlive` unloads libraries that have been idle for the keep-alive of
+their context, as long as the least number stays, and idle ones beyond the largest number, which there are when a pilot
+that was cut off comes back, or when the limit is lowered.
+
+A context has one timer at most, which is set when a library falls idle; so a call costs nothing here. A library that
+has served nothing goes before one that served a call later. While gangs wait, and calls for which the core chooses a
+library (`Queue.apart`), libraries that do nothing gather for them: none is unloaded.
+
+Source: keep-alive as serverless systems have it (SLINFER §II-B); the default is to keep until room is needed
+(Pervasive Context Management §3).
 """
 
 from __future__ import annotations
 
-from stoker.manager.core.nouns import Library, LibraryState
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from stoker.manager.core.deadlines import call_fits, run_fits, walltime_left_s
+from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Timer, Unload, View
-from stoker.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId, RecipeKey
+
+# ---- keep alive
+
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6
@@ -34,7 +54,7 @@ class IdleTimers:
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         """A ready library has nothing to do: see after `keep_alive_s` whether that is so still."""
-        if library.id in self._set or not _is_idle(library):
+        if library.id in self._set or not _does_nothing(library):
             return ()
         return self._after_idling(view, library)
 
@@ -46,7 +66,7 @@ class IdleTimers:
         id = LibraryId(int(key.removeprefix(_PREFIX)))
         self._set.discard(id)
         library = view.libraries.get(id)
-        if library is None or not _is_idle(library):
+        if library is None or not _does_nothing(library):
             return ()  # it is asked about again when it falls idle
         return self._after_idling(view, library)
 
@@ -59,5 +79,176 @@ class IdleTimers:
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
 
-def _is_idle(library: Library) -> bool:
+def _does_nothing(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
+
+
+# ---- library limits
+
+
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
+"""What a policy honours that uses both parts."""
+_LOOKS = 20
+"""A context is looked at so often within its keep-alive at most, however many of its libraries fall idle in turn."""
+_LEAST_LOOK_S = 0.05
+_GATHERING_LOOK_S = 1.0
+"""While libraries gather, the context is looked at no more often than this."""
+
+
+def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
+    """How many libraries more a context may have; None = any number, below 0 = it has so many too many. Those that are
+    stopping count until they are gone. Those of a pilot that is cut off do not count after its calls have waited for
+    `cut_s`: the pilot may be lost."""
+    most = context.limits.most
+    if not most:
+        return None
+    since = context.starved_since
+    is_blip = since is None or view.now - since < cut_s
+    count = sum(x.pilot.state is not PilotState.CUT or is_blip for x in context.libraries.values())
+    return most - count
+
+
+def lacks_able_one(context: Context) -> bool:
+    """True if a call waits that can run in none of the context's libraries, and none is on its way. One library more
+    than the limit allows is loaded for it: it would wait for ever otherwise."""
+    loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
+    return context.apart_lacks and bool(context.queue.apart) and not loads
+
+
+def room_for_pilots(view: View, context: Context) -> int | None:
+    """How many libraries more pilots that come could hold of a context, within its limit; None = any number. Those that
+    can run nothing of what waits would leave for them."""
+    most = context.limits.most
+    if not most:
+        return None
+    room = most - len(context.libraries)
+    if room >= 0 and lacks_able_one(context):
+        return max(1, room)
+    return room if room > 0 else max(0, room + len(unable(view, context)))
+
+
+def unable(view: View, context: Context) -> list[Library]:
+    """Idle libraries that cannot run the next waiting call before the walltime of their pilots is over, so that they do
+    nothing while it waits; the one that has done nothing for longest first. None while libraries gather for a gang."""
+    call = _next_single(context)
+    if call is None:
+        return []
+    idle = [x for x in context.libraries.values() if _counts(x) and not x.load and x.pilot.reserved is None]
+    return sorted((x for x in idle if not call_fits(view, x, call)), key=lambda x: (_idle_since(x), x.id))
+
+
+def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
+    """The rank of a pilot for one of the few libraries that a context may have: before others one where the next call
+    can run, and for a call that can run in none that there is one without a library, or with the most time left."""
+    lacks = lacks_able_one(context)
+    has_one = lacks and any(library.context is context for library in pilot.libraries.values())
+    return not runs_next(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
+
+
+def runs_next(view: View, context: Context, pilot: Pilot) -> bool:
+    """True if the next waiting call would end before a pilot does."""
+    call = _next_single(context)
+    return call is None or run_fits(view, pilot, call.group.cost.run_s or context.run_s)
+
+
+def _next_single(context: Context) -> Call | None:
+    """The next waiting call, unless gangs wait or calls for which the core chooses a library."""
+    return None if context.queue.gangs or context.queue.apart else context.queue.single()
+
+
+class KeepAlive:
+    """Unloads idle libraries as the limits of their contexts say."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        """When the timer of a context fires, by the key of its recipe."""
+
+    def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
+        """A ready library has nothing to do: it goes now, or is looked at when its keep-alive is over."""
+        context, limits = library.context, library.context.limits
+        is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that waits for it yet
+        if limits.most and _staying(context) > limits.most and not is_extra:
+            return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
+        if limits.keep_alive_s is None or _spare(context) <= 0:
+            return ()
+        due_at = self._due.get(context.recipe.key)
+        if due_at is not None and due_at <= _idle_since(library) + limits.keep_alive_s + _ROUNDING_S:
+            return ()
+        return tuple(self._unload_expired(view, context, limits.keep_alive_s))
+
+    def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
+        """What a timer leads to: the end of libraries, another timer, or nothing. Timers of others lead to nothing."""
+        if not key.startswith(_PREFIX):
+            return ()
+        recipe = key.removeprefix(_PREFIX)
+        self._due.pop(recipe, None)
+        context = view.contexts.get(recipe)
+        if context is None or context.limits.keep_alive_s is None:
+            return ()
+        return tuple(self._unload_expired(view, context, context.limits.keep_alive_s))
+
+    def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload]:
+        if context.queue.gangs or context.queue.apart:
+            yield self._look_again(context, view.now + max(keep_alive_s / _LOOKS, _GATHERING_LOOK_S))
+            return
+        spare, again_s = _spare(context), None
+        for library in sorted(context.libraries.values(), key=lambda x: (_idle_since(x), x.id)):
+            if spare <= 0 or again_s is not None:
+                break
+            if library.load or library.state is not LibraryState.READY:
+                continue
+            idle_s = view.now - _idle_since(library)
+            if idle_s < keep_alive_s - _ROUNDING_S:
+                again_s = keep_alive_s - idle_s
+            elif library.pilot.state is PilotState.HERE:
+                spare -= 1
+                yield Unload(library.id, f"it has served nothing for {idle_s:.3g} s")
+        if spare > 0 and again_s is not None:
+            yield self._look_again(context, view.now + max(again_s, keep_alive_s / _LOOKS, _LEAST_LOOK_S))
+
+    def _look_again(self, context: Context, at: float) -> Timer:
+        self._due[context.recipe.key] = at
+        return Timer(at, f"{_PREFIX}{RecipeKey(context.recipe.key)}")
+
+
+class LeastNumbers:
+    """Blocks that are let go together leave each context its least number of libraries."""
+
+    def __init__(self) -> None:
+        self._gone: Counter[Context] = Counter()
+        """How many libraries go with the blocks that were let go, by context."""
+
+    def let_go(self, pilots: Iterable[Pilot]) -> bool:
+        """True if a block of these pilots may go: its libraries count as gone then."""
+        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
+        least = (context for context in theirs if context.limits.least)
+        if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
+            return False
+        self._gone += theirs
+        return True
+
+
+def is_spared(library: Library) -> bool:
+    """True for a library that is to stay loaded, because its context has no more than its least number of them."""
+    return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
+
+
+def _staying(context: Context) -> int:
+    """Its libraries that were not told to stop. Those of pilots that are cut off are left out: one that is here and
+    idle does not leave in favour of one that may be lost."""
+    return sum(
+        x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT for x in context.libraries.values()
+    )
+
+
+def _spare(context: Context) -> int:
+    """How many of its loaded libraries are more than have to stay."""
+    return sum(map(_counts, context.libraries.values())) - context.limits.least
+
+
+def _counts(library: Library) -> bool:
+    return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
+
+
+def _idle_since(library: Library) -> float:
+    return max(library.ready_at, library.ended_at)

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View
-from stoker.manager.policies.sizes import suits
-from stoker.manager.policies.where_to_load import may_load
+from stoker.manager.policies.where_to_load import may_load, suits
 
 Minimum = Callable[[Context, Device], int]
 """The free bytes without which a context is not tried on a device."""

@@ -15,10 +15,9 @@ from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.dispatch import HottestFirst, ShortestFirst
-from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.residency import LoadWhereWanted, WholeDevice
 from stoker.manager.policies.slinfer import slinfer
 from stoker.site import why_no_policy
 

@@ -11,7 +11,7 @@ from stoker.manager.core.deadlines import load_fits, load_fits_source
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.policies.making_room import Minimum
-from stoker.manager.policies.sizes import is_of_kind, known_bytes, may_suit, names_cpus
+from stoker.manager.policies.where_to_load import is_of_kind, known_bytes, may_suit, names_cpus
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds

@@ -33,8 +33,8 @@ from stoker.manager.core.nouns import Context, LibraryState, Pilot
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import LeastNumbers, is_spared, room_for_pilots
-from stoker.manager.policies.sizes import is_of_kind, known_bytes
+from stoker.manager.policies.keep_alive import LeastNumbers, is_spared, room_for_pilots
+from stoker.manager.policies.where_to_load import is_of_kind, known_bytes
 from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey

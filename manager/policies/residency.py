@@ -19,6 +19,12 @@ A program may limit the libraries of a context, and how long an idle one stays (
 Loads that fail are probed, one at a time, on pilots where they have not failed twice (`where_to_load`); the core gives
 up when two in a row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s`
 more: it may be a blip.
+
+Whole devices: a library gets a device to itself, whatever its context needs.
+
+This is what batch systems do with GPUs, and what Parsl's executors do with a worker a GPU: simple, and safe for
+contexts whose memory is unknown. What it costs shows where several small contexts want a large device.
+Everything else is as in `residency`: how many libraries pay, who is evicted, who has waited too long.
 """
 
 from __future__ import annotations
@@ -31,31 +37,29 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_lingering
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.policies import library_limits
+from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import (
-    KeepAlive,
-    able_first,
-    lacks_able_one,
-    room_for_more,
-    runs_next,
-    unable,
-)
+from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.quarantining import quarantines
-from stoker.manager.policies.sizes import (
+from stoker.manager.policies.reactions import Unpacking, quarantines
+from stoker.manager.policies.where_to_load import (
     bare_bytes,
+    failures,
+    is_probed,
     known_bytes,
+    may_load,
+    probes,
     spare_rank,
     suits,
 )
-from stoker.manager.policies.unpacking import Unpacking
-from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
+
+# ---- residency
+
 
 UNKNOWN_LOAD_S = 10.0
 """How long a load is taken to last before one was measured."""
@@ -64,7 +68,7 @@ UNKNOWN_LOAD_S = 10.0
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
-    honours = library_limits.HONOURS
+    honours = keep_alive.HONOURS
 
     def __init__(
         self,
@@ -315,3 +319,22 @@ def _corner(device: Device) -> int:
 
 def _busy(device: Device) -> int:
     return sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
+
+
+# ---- exclusive
+
+
+class WholeDevice(LoadWhereWanted):
+    """Residency: one library a device."""
+
+    def minimum(self, context: Context, device: Device) -> int:
+        """All of the device; more than that for a context that is known to be larger."""
+        return max(device.facts.memory_bytes, known_bytes(context, device.facts))
+
+    def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
+        """All of each device (of unequal ones, of the smallest)."""
+        return min(device.facts.memory_bytes for device in devices)
+
+    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+        """What it has: nothing is given back."""
+        return library.promised_bytes

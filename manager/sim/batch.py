@@ -18,7 +18,7 @@ from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
-from stoker.manager.sim.surroundings import Surroundings
+from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.world import Preempt, SourceModel
 from stoker.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.protocol.ids import BlockId

@@ -1,11 +1,28 @@
-"""A clairvoyant lower bound: no policy can have a scenario's calls done sooner, whatever it knew beforehand.
+"""How much work devices could do until a time, at the most: capacity as the scenario gives it, less what each block
+needs before it is of use.
+
+A block is of use at time t only if it has run since t - s at least, where s is the least that passes from its start to
+its first call. So it ran at every moment of the s seconds before t, and of such blocks there were never more than the
+capacity of any of those moments: the useful ones are at most the least capacity within [t - s, t]. That holds whichever
+blocks were preempted, and whenever others were asked for.
+
+Where blocks have a walltime w there is a second limit. A block that lasts l is of use for at most l - s of that, which
+is at most the share (w - s) / w of l, since l is at most w; and all blocks together last at most as long as the
+integral of the capacity says.
+
+What a context costs at the least on each source of pilots, in seconds: on the way to it, and for each call.
+
+The least is taken over all that a policy may do: keep the files or read them again, load early, try until chance is
+kind. `stoker.manager.sim.bound` says what follows from it.
+
+A clairvoyant lower bound: no policy can have a scenario's calls done sooner, whatever it knew beforehand.
 
 Each of these is a reason why a run takes at least so long. All of them hold for every policy, so the largest counts.
 
 *One call.* Its context must be known (the first call that wants it has come), some pilot must have started, have got
 the context's files and loaded it; then the call itself takes what it takes on the device that is best for all this.
 
-*All calls.* Work is done by devices, and only so many are there (`stoker.manager.sim.supply`): a device is of use from
+*All calls.* Work is done by devices, and only so many are there (`stoker.manager.sim.bound`): a device is of use from
 the end of its first load on, the cheapest one that there is. What comes after a time r must be done after r, so for
 each r in which calls come, the devices must have had time for all that comes from r on.
 
@@ -16,7 +33,7 @@ each r in which calls come, the devices must have had time for all that comes fr
   scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
 - A library of several devices takes them all, and so does what it runs.
 - A call to an engine takes its part of each step that it is in; a step of a full batch costs each of its requests least
-  (`stoker.manager.sim.engine_model`).
+  (`stoker.manager.sim.world`).
 - What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
   call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
 - Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
@@ -45,19 +62,283 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
 
-from stoker.chance import Stream
+from stoker.chance import Stream, least_factor
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim import supply
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.costs import LeastCall, Placement, places_of
-from stoker.manager.sim.supply import Supply
-from stoker.manager.sim.world import SourceModel, World
+from stoker.manager.sim.world import TICK_S, ContextModel, DeviceKind, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
+
+# ---- supply
+
+
+Steps = list[tuple[float, float]]
+"""What a quantity is from each time on, until the next; zero before the first."""
+
+
+def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
+    """Blocks that may run: as the capacity says, at most so many, none before a time."""
+    before = 0.0
+    steps: Steps = []
+    for at, blocks in capacity:
+        count = float(min(blocks, most))
+        if at <= from_s:
+            before = count
+        else:
+            steps.append((at, count))
+    return [(from_s, before), *steps]
+
+
+def useful(steps: Steps, *, setup_s: float) -> Steps:
+    """Of blocks that may run, the most that have run for so long: the least of each window."""
+    times = [at for at, _ in steps]
+    values = [0.0, *(value for _, value in steps)]  # one more at the front: before the first step there are none
+    moments = sorted({*times, *(at + setup_s for at in times)})
+    found: Steps = []
+    for at, until in pairwise([*moments, math.inf]):
+        middle = at + setup_s + 1.0 if until == math.inf else (at + until) / 2
+        first, last = bisect_right(times, middle - setup_s), bisect_right(times, middle)
+        found.append((at, min(values[first : last + 1])))
+    return found
+
+
+def clipped(steps: Steps, *, from_s: float) -> Steps:
+    """The same, but zero before a time."""
+    at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
+    return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
+
+
+class Supply:
+    """Work that can be done over time: the sum of rates, each times a price."""
+
+    def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
+        events = sorted((at, number, value) for number, (steps, _) in enumerate(parts) for at, value in steps)
+        now = [0.0] * len(parts)
+        self._times: list[float] = []
+        self._rates: list[float] = []
+        for at, number, value in events:
+            now[number] = value * parts[number][1]
+            if self._times and self._times[-1] == at:
+                self._rates[-1] = math.fsum(now)
+            else:
+                self._times.append(at)
+                self._rates.append(math.fsum(now))
+        spans = (rate * (b - a) for rate, (a, b) in zip(self._rates, pairwise(self._times), strict=False))
+        self._amounts = [0.0, *accumulate(spans)] if self._times else []
+
+    def until(self, at: float) -> float:
+        """How much can have been done by a time."""
+        place = bisect_right(self._times, at) - 1
+        if place < 0:
+            return 0.0
+        return self._amounts[place] + self._rates[place] * (at - self._times[place])
+
+    def when(self, amount: float) -> float:
+        """The earliest time by which so much can have been done; infinite if that is never so."""
+        if amount <= 0:
+            return 0.0
+        place = bisect_left(self._amounts, amount) - 1
+        if place < 0:
+            return math.inf
+        rate = self._rates[place]
+        return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
+
+
+# ---- costs
+
+
+_STEPS = 10
+"""Steps from the order to load until a context is hot, at the most."""
+
+
+class LeastCall(msgspec.Struct, frozen=True, gc=False):
+    """What the clairvoyant knows of a call: how much longer than the mean it takes (`factor`), its tokens."""
+
+    at_s: float
+    context: str
+    items: int
+    factor: float
+    fixed_s: float
+    gang: bool
+    prompt: int
+    output: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A context on the devices of one source; see `stoker.manager.sim.library` for what a load consists of.
+
+    `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
+    `known_at`: when the first call wants the context. `slots`: its calls that a device runs at a time at full speed;
+    `at_once`: those that one library runs; `devices`: what it takes. `boot_s`: from a block's start to its pilots.
+    `first_s`: from there until a call can begin; `once_s`: of that, what no later call has to wait for again;
+    `again_s`: what each call takes up besides itself. `begins_at`: the earliest time at which a call of the context can
+    begin here.
+    """
+
+    context: str
+    source: int
+    speed: float
+    slots: int
+    at_once: int
+    device_bytes: int
+    memory_bytes: int
+    starts_at: float
+    pilot_at: float
+    known_at: float
+    boot_s: float
+    first_s: float
+    once_s: float
+    again_s: float
+    begins_at: float
+    call_s: float
+    item_s: float
+    devices: int
+    floor: EngineFloor | None = None
+    """The least that its engine takes for a call, if it has one."""
+
+    def run_s(self, call: LeastCall) -> float:
+        """The least that a call takes here."""
+        if self.floor is not None:
+            return self.floor.run_s(call.prompt, call.output)
+        return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
+
+    def device_s(self, call: LeastCall) -> float:
+        """The least that a device here computes for it."""
+        return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """The steps of a load that a world's links and a context's model determine, in seconds.
+
+    `fetch_s`: the files to a node, over its link; `kept_s`: a load from a node that has them; `afresh_s`: a load that
+    reads them from the shared storage.
+    """
+
+    fetch_s: float
+    kept_s: float
+    afresh_s: float
+
+
+def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
+    """Where each of these contexts may be. `first_at`: when the first call of each comes."""
+    pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
+    return [
+        place
+        for name in first_at
+        for number in pilots_at
+        for place in _place(world, name, number, pilots_at=pilots_at, first_at=first_at)
+    ]
+
+
+def _place(
+    world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
+) -> Iterator[Placement]:
+    source, model = world.sources[number], world.contexts[name]
+    device = world.devices[source.kind]
+    if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
+        return
+    if model.devices > source.devices:
+        return
+    way = _way(world.links, model, source.kind)
+    known_at = first_at[name]
+    here_at = max(pilots_at[number], known_at)
+    begins_at = here_at + way.afresh_s
+    first_s = again_s = way.afresh_s
+    if model.awareness is not Awareness.NONE:
+        again_s = min(way.kept_s, way.afresh_s)
+        first_s = min(way.fetch_s + way.kept_s, way.afresh_s)
+        fetched_at = _fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
+        begins_at = min(begins_at, max(here_at, fetched_at) + way.kept_s)
+    boot_s = _boot_s(source)
+    if source.walltime_s and boot_s + first_s >= source.walltime_s:
+        return
+    stays, slots, engine = model.awareness is Awareness.FULL, model.slots_on(source.kind), model.engine_on(source.kind)
+    yield Placement(
+        context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
+        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
+        pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
+        again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
+        **_rates(model, device, source.kind),
+    )  # fmt: skip
+
+
+def _fetched_at(
+    world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
+) -> float:
+    """When a node of this source can have all files of a context. A file is wanted as soon as any context that is kept
+    on disk wants it; what is wanted from a time on is fetched after that."""
+    links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
+    for name, at in first_at.items():
+        if world.contexts[name].awareness is not Awareness.NONE:
+            wanted_at.update(
+                (f.name, min(at, wanted_at[f.name])) for f in world.contexts[name].files if f.name in wanted_at
+            )
+    nodes = sum(source.nodes * min(source.max_blocks, max(n for _, n in source.steps)) for source in world.sources)
+    all_read = min(links.shared, nodes * min(links.shared_node, links.network))
+    fetched_at = 0.0
+    for from_s in set(wanted_at.values()):
+        late = [files for files in model.files if wanted_at[files.name] >= from_s]
+        size, operations = sum(files.size_bytes for files in late), sum(files.operations for files in late)
+        copy_s = max(size / all_read, operations / (links.shared_operations or math.inf))
+        read_at = max(min(pilots_at.values()), from_s) + copy_s
+        fetched_at = max(fetched_at, max(pilots_at[number], from_s) + size / links.network, read_at)
+    return fetched_at
+
+
+def _rates(model: ContextModel, device: DeviceKind, kind: str) -> dict[str, float]:
+    call_s, item_s = model.of_kind(model.call_s, kind), model.of_kind(model.item_s, kind)
+    return {"call_s": call_s / device.speed, "item_s": item_s / device.speed}
+
+
+def _way(links: Links, model: ContextModel, kind: str) -> _Way:
+    size = sum(files.size_bytes for files in model.files)
+    operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
+    one_node = min(links.shared_node, links.network)
+    work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
+    work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
+    read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
+    return _Way(
+        fetch_s=size / links.network,
+        kept_s=max(0.0, read_s + work_s),
+        afresh_s=max(0.0, max(size / min(links.shared, one_node), operations_s) + work_s),
+    )
+
+
+# ---- pilots
+
+
+def _starts_at(source: SourceModel) -> float:
+    """When a block can start, as far as the queue goes."""
+    return max(0.0, source.wait_s * least_factor(cv=source.wait_cv) - TICK_S)
+
+
+def _boot_s(source: SourceModel) -> float:
+    return max(0.0, source.boot_s * least_factor(cv=source.boot_cv) - TICK_S)
+
+
+def _pilot_at(source: SourceModel) -> float:
+    """When its first pilot can be there; infinite if it never has any."""
+    starts_at, blocks = _starts_at(source), 0
+    for at, count in (*source.steps, (math.inf, 0)):
+        if at > starts_at and blocks:
+            break
+        starts_at, blocks = max(starts_at, at), count
+    return starts_at + _boot_s(source)
+
+
+def _may_be_on(model: ContextModel, kind: str) -> bool:
+    """As `stoker.manager.policies.where_to_load.is_of_kind`: by a kind's whole name or its first word."""
+    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
+
+
+# ---- bound
 
 
 class Limit(enum.Enum):
@@ -181,9 +462,9 @@ def _runs(
     """Calls alone, against devices on which something has been loaded. What comes from a time on is done after it."""
     parts = []
     for number, source, mine in _sources(world, places):
-        may_run = supply.limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-        windows = supply.useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
-        steps = supply.clipped(windows, from_s=min(place.begins_at for place in mine))
+        may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+        windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
+        steps = clipped(windows, from_s=min(place.begins_at for place in mine))
         parts.append((steps, prices[number] * source.nodes * source.devices))
     devices = Supply(parts)
     needed, later = 0.0, 0.0
@@ -202,13 +483,13 @@ def _runs_and_loads(
     seconds of a call in which it takes up its part of a device."""
     parts = []
     for number, source, mine in _sources(world, places):
-        steps = supply.limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+        steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
         setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
         if source.walltime_s:
             share = max(0.0, 1.0 - setup_s / source.walltime_s)
         else:
             known_at = min(place.known_at for place in mine)
-            steps = supply.clipped(supply.useful(steps, setup_s=setup_s), from_s=known_at)
+            steps = clipped(useful(steps, setup_s=setup_s), from_s=known_at)
         parts.append((steps, prices[number] * source.nodes * source.devices * share))
     needed = math.fsum(
         min(price.load * where.again_s + price.run * takes_s(where, call) for where, price in of[call.context])

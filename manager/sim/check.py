@@ -14,9 +14,8 @@ from typing import NamedTuple
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.duration import least_s
-from stoker.manager.sim.engine_model import EngineFloor
-from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
+from stoker.manager.sim.runs import least_s
+from stoker.manager.sim.world import ContextModel, DeviceKind, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
 
@@ -311,7 +310,7 @@ def _libraries(model: ContextModel, source: SourceModel) -> int:
 
 
 def _may_be_on(model: ContextModel, kind: str) -> bool:
-    """As `stoker.manager.policies.sizes.is_of_kind`: by a kind's whole name or its first word."""
+    """As `stoker.manager.policies.where_to_load.is_of_kind`: by a kind's whole name or its first word."""
     return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
 
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from stoker.contexts.recipe import Awareness, LibraryLimits, Needs, Recipe
 from stoker.manager.core.events import FromClient
+from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.pilot import object_of
 from stoker.manager.sim.runs import Gatherer
-from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.world import ContextModel
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.sim.flows import SharedLink, Transfer
+from stoker.manager.sim.flows import Machine, SharedLink, Transfer
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.machine import Machine
-from stoker.manager.sim.surroundings import Surroundings
+from stoker.manager.sim.runs import Surroundings
 from stoker.pilot.core.events import Event, ObjectArrived, SourceFailed
 from stoker.protocol.ids import PilotId
 from stoker.protocol.to_pilot import FetchObject

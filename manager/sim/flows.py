@@ -8,6 +8,8 @@ packets.
 A transfer may have several paths (an object that comes from several peers): each is a flow, what is left is common.
 Shares change only when a transfer starts, ends or is led elsewhere. They are computed anew once for each moment in
 which that happens, for the links that can be concerned, and for no others.
+
+A simulated node: its links, and what its disk and its memory hold.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
+from stoker.manager.sim.world import Links
+
+# ---- flows
+
 
 _DONE = 1e-6
 """A part of a byte that is left is rounding."""
@@ -196,3 +202,30 @@ def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
                     for other in flow.links:
                         left[other] = max(0.0, left[other] - least)
                         open_flows[other] -= 1
+
+
+# ---- machine
+
+
+class SharedFiles:
+    """The shared file system: bytes and file operations that it bears, in all."""
+
+    def __init__(self, links: Links) -> None:
+        self.bytes = SharedLink("shared", links.shared)
+        self.operations = SharedLink("shared operations", links.shared_operations or float("inf"))
+
+
+class Machine:
+    """One node."""
+
+    def __init__(self, name: str, links: Links) -> None:
+        self.shared = SharedLink(f"{name} shared", links.shared_node)
+        self.inward = SharedLink(f"{name} in", links.network)
+        self.outward = SharedLink(f"{name} out", links.network)
+        self.disk = SharedLink(f"{name} disk", links.disk)
+        self.memory = SharedLink(f"{name} memory", links.memory)
+        self.bus = SharedLink(f"{name} bus", links.bus)
+        self.on_disk: dict[str, int] = {}
+        """Objects in its cache, and their bytes."""
+        self.in_memory: dict[str, None] = {}
+        """Of those, the ones that its page cache holds."""

@@ -13,16 +13,13 @@ from functools import partial
 from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.calls_log import LibraryPlace, items_of
-from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
-from stoker.manager.sim.device_turns import DeviceTurns
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.flows import Transfer
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.machine import Machine
+from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.flows import Machine, Transfer
+from stoker.manager.sim.log import Happened, LibraryPlace, items_of
 from stoker.manager.sim.runs import CallRun, Gatherer, SoloRun, ordered_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
+from stoker.manager.sim.world import EngineModel
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome

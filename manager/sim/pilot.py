@@ -13,12 +13,11 @@ from typing import Protocol, assert_never
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
 from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.device import SimulatedDevice
-from stoker.manager.sim.device_turns import DeviceTurns
+from stoker.manager.sim.device import DeviceTurns, SimulatedDevice
 from stoker.manager.sim.fetching import Fetching, Neighbourhood
+from stoker.manager.sim.flows import Machine
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.runs import Gatherer
 from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts

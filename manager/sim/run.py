@@ -36,14 +36,11 @@ from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
-from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
 from stoker.manager.sim.client import Arrival, SimClient
-from stoker.manager.sim.flows import Network
-from stoker.manager.sim.log import EventLog
-from stoker.manager.sim.machine import SharedFiles
+from stoker.manager.sim.flows import Network, SharedFiles
+from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, TokenTimes, items_of
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.runs import CallRun
-from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol import to_client, to_manager, to_pilot, wire
@@ -84,7 +81,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 class Simulation:
     """A world, a session's core with its policies, and a log. `seed` decides everything that is left to chance.
-    `counted`: calls are counted and have no story (`stoker.manager.sim.calls_log`)."""
+    `counted`: calls are counted and have no story (`stoker.manager.sim.log`)."""
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False

@@ -14,14 +14,11 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.calls_log import LibraryPlace
-from stoker.manager.sim.device import RunningWork, SimulatedDevice
-from stoker.manager.sim.device_turns import DeviceTurns
-from stoker.manager.sim.engine_model import TICK_S, EngineModel
-from stoker.manager.sim.runs import RunHost, RunMember
-from stoker.manager.sim.surroundings import Surroundings
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice
+from stoker.manager.sim.log import LibraryPlace, TokenTimes
+from stoker.manager.sim.runs import RunHost, RunMember, Surroundings
 from stoker.manager.sim.virtual_engine import VirtualEngine
+from stoker.manager.sim.world import TICK_S, EngineModel
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec

@@ -21,8 +21,8 @@ import msgspec
 from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSeconds, attended
-from stoker.manager.sim.engine_model import TICK_S
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.log import TokenTimes
+from stoker.manager.sim.world import TICK_S
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 

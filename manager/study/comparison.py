@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.sim.workload import SweepCalls, has_deadlines
-from stoker.manager.study.figures import TokenFigures
+from stoker.manager.study.measures import TokenFigures
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate

@@ -33,10 +33,9 @@ from stoker.manager.live.chosen import agreed, policies_for
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.policies.prompt_tuner.residency import WarmPools
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World, limited
 from stoker.manager.study.evidence import Evidence, MeasuredTime, Reason, Sureness, Work
 from stoker.manager.study.statistics import quantile
 from stoker.protocol.blocks import Rule

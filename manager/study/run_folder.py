@@ -23,8 +23,8 @@ from stoker.errors import ConfigError, StokerError
 from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow
-from stoker.manager.study.figures import Figures
 from stoker.manager.study.log_files import read_log, write_timeline
+from stoker.manager.study.measures import Figures
 from stoker.manager.study.plots import write_plots
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label, scenario_text

@@ -22,17 +22,14 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.manager.live.own_policies import find
 from stoker.manager.live.raised import raised
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.families import contexts_named, of_lengths
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
-from stoker.manager.sim.workload import contexts_of
-from stoker.manager.sim.world import World
-from stoker.manager.study.figures import Figures, figures_of
+from stoker.manager.sim.workload import contexts_named, contexts_of, of_lengths
+from stoker.manager.sim.world import World, limited
 from stoker.manager.study.log_files import write_log
-from stoker.manager.study.measures import measure
+from stoker.manager.study.measures import Figures, figures_of, measure
 from stoker.manager.study.plots import Curves, curves_of
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of

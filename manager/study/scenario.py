@@ -65,8 +65,7 @@ from stoker.contexts.step_times import StepTimes
 from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
-from stoker.manager.sim.families import contexts_named
-from stoker.manager.sim.workload import Workload, contexts_of
+from stoker.manager.sim.workload import Workload, contexts_named, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate

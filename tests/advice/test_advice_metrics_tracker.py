@@ -11,7 +11,7 @@ from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
 from benchmarks.papers.schedmate.metric_runs import noise, run
 from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
-from stoker.manager.policies.unpacking import LIMIT
+from stoker.manager.policies.reactions import LIMIT
 
 
 def track(lines: Iterable[str], **totals: float) -> LoggedProgress:

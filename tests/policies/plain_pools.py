@@ -6,8 +6,7 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.policies.prompt_tuner.job_queue import PoolJob, by_deadline
-from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
+from stoker.manager.policies.prompt_tuner.scheduling import Pool, PoolJob, Promise, by_deadline
 
 
 def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:

@@ -22,7 +22,7 @@ from stoker.manager.live.chosen import agreed, check_policies, chosen_in, keep_p
 from stoker.manager.live.own_policies import find
 from stoker.manager.live.past import policies_modules
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.exclusive import WholeDevice
+from stoker.manager.policies.residency import WholeDevice
 from stoker.protocol.session import SessionFolder
 from stoker.site import BASELINES, policy_file
 

@@ -18,11 +18,10 @@ from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies import SHIPPED, named
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
 from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
 Make = Callable[..., Cluster]

@@ -8,7 +8,7 @@ import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core.events import AdviceArrived, OfPace, PaceAdvice
-from stoker.manager.policies.unpacking import LIMIT
+from stoker.manager.policies.reactions import LIMIT
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress

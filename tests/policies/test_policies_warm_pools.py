@@ -15,8 +15,17 @@ from hypothesis import strategies as some
 from policies import plain_pools
 
 from stoker.manager.policies.prompt_tuner import scheduling
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, JobQueue, PoolJob, by_deadline
-from stoker.manager.policies.prompt_tuner.scheduling import Fate, Pool, Promise, Walk
+from stoker.manager.policies.prompt_tuner.scheduling import (
+    FRONT,
+    HOPEFUL,
+    Fate,
+    JobQueue,
+    Pool,
+    PoolJob,
+    Promise,
+    Walk,
+    by_deadline,
+)
 
 
 class Devices:

@@ -9,8 +9,7 @@ from sim.worlds import source, world
 
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.world import ContextModel, World
+from stoker.manager.sim.world import ContextModel, EngineModel, World
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 

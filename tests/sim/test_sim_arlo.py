@@ -10,8 +10,8 @@ from stoker.errors import ConfigError
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.named import named
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.families import contexts_named, of_lengths
 from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.workload import contexts_named, of_lengths
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective

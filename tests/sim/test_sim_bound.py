@@ -19,12 +19,11 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.sizes import is_of_kind
-from stoker.manager.sim.awareness import limited
+from stoker.manager.policies.where_to_load import is_of_kind
 from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
 from stoker.protocol.ids import RecipeKey, make_call_id
 from stoker.site import BASELINES, Duration, Size
 

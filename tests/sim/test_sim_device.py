@@ -13,8 +13,7 @@ from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.device import RunningWork, SimulatedDevice
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.study.figures import figures_of
-from stoker.manager.study.measures import measure
+from stoker.manager.study.measures import figures_of, measure
 from stoker.protocol.ids import RecipeKey
 
 GB = 1_000_000_000

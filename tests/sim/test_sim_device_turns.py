@@ -12,8 +12,7 @@ from sim.worlds import simulate
 
 from stoker.contexts.step_times import StepSeconds
 from stoker.manager.sim.client import NO_OBJECTIVE, Arrival
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.log import Happened, TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import World
 from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns

@@ -16,9 +16,9 @@ from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.duration import WorkDone, best_speedup, course, done_of, least_s, speedup
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.runs import WorkDone, best_speedup, course, done_of, least_s, speedup
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
 from stoker.manager.study.measures import measure
 from stoker.protocol.calls import CallSpec, Features

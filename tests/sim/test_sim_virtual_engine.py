@@ -12,7 +12,7 @@ from sim.engines import step_times
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.step_times import StepSeconds
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 
 TIMES = step_times()

@@ -14,8 +14,7 @@ from stoker.manager.cli.simulating import notes_on, show, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
-from stoker.manager.study.figures import Figures, figures_of
-from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.measures import Figures, Steps, figures_of, measure
 from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped

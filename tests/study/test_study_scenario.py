@@ -12,9 +12,8 @@ from stoker.config_errors import settings_of
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, Files, Links, SourceModel
 from stoker.manager.study.scenario import (
     Scenario,
     find_scenario,

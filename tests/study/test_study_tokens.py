@@ -9,7 +9,7 @@ from sim.worlds import calls, model, simulate, source, world
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.study.figures import TokenFigures, token_figures
+from stoker.manager.study.measures import TokenFigures, token_figures
 
 
 def test_the_figures_are_those_of_the_rows() -> None:

@@ -20,8 +20,9 @@ from benchmarks.papers.arlo.dispatch import BucketDispatcher, Dispatcher, inter_
 from benchmarks.papers.arlo.intervals import MISSING, mean_ms, p98_ms
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured
 from benchmarks.papers.arlo.paper import ST_
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import Cells, latencies_of, of_latency, table
-from stoker.manager.policies.arlo.runtime_queues import THRESHOLD, RuntimeQueues
+from stoker.manager.policies.arlo.dispatch import THRESHOLD
 
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))

@@ -14,7 +14,7 @@ from benchmarks.papers.arlo.cases import Case
 from benchmarks.papers.arlo.measured import BEGINS_S, BURSTS, DEVICES, ENDS_S, FULL, LEVELS, LOADS, REPEATS
 from benchmarks.papers.arlo.paper import TABLE_3
 from benchmarks.papers.arlo.workload import INFLATION, LONG_ROWS_FROM, RATIO, LatencyProfile, read_lengths
-from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD
 
 WIDTH = 120
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"

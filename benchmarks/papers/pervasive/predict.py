@@ -40,9 +40,9 @@ from benchmarks.papers.pervasive.parameters import Parameters
 from benchmarks.papers.pervasive.proportion import Distance, distance
 from benchmarks.papers.pervasive.worlds import SharedDisks, Sharing
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
+from stoker.manager.sim.world import limited
 from stoker.manager.study.measures import measure
 
 EARLY_S = (60.0, 600.0)

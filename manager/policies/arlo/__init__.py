@@ -3,7 +3,6 @@
 families.py        the runtimes of a model, how fast each is, how many calls come for it
 allocation.py      how many devices each runtime gets (§3.3, equations 1 to 7)
 residency.py       the allocation of the last 120 s, carried out a few replacements at a time (§4)
-runtime_queues.py  Algorithm 1 (§3.4) over instances that it counts itself
 dispatch.py        Algorithm 1 over the libraries of a session
 provisioning.py    target tracking on the 98th percentile (§4)
 
@@ -13,11 +12,10 @@ Contexts of no family (`stoker.family`, `stoker.encoder_family`) are served as b
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies.arlo.dispatch import MultiLevelQueue
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, MultiLevelQueue
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.provisioning import TrackLatency
 from stoker.manager.policies.arlo.residency import AllocateRuntimes
-from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.provisioning import KeepBlocks
 
 

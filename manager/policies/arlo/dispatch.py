@@ -22,9 +22,11 @@ from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.queues import serving_contexts
 from stoker.manager.core.seams import Action, Send, View
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
-from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.protocol.ids import LibraryId
+
+THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6
+"""Lambda, alpha and L of Algorithm 1 (§5)."""
 
 _MOST_COMPARED = 8
 """Of libraries that might be the least loaded of a level, so many are looked at."""

@@ -28,8 +28,7 @@ from stoker.manager.policies.arlo.families import (
     runtimes_of,
 )
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.sizes import known_bytes
-from stoker.manager.policies.where_to_load import is_probed, probes
+from stoker.manager.policies.where_to_load import is_probed, known_bytes, probes
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0

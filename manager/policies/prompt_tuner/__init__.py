@@ -2,14 +2,12 @@
 
 | file | what |
 |---|---|
-| `scheduling` | Algorithms 1 and 2, as arithmetic over times |
-| `job_queue` | jobs that wait for one pool, in the order in which the algorithms look at them |
-| `pool_state`, `pool_states` | one context's warm pool, and all of them: kept up to date from what has changed |
-| `cold_devices` | the cold pool |
-| `dispatch`, `residency` | the answers at two seams: what starts (§4.4.1); what is warmed and let go (§4.4.2) |
-| `telling` | what the user is told |
+| `scheduling` | Algorithms 1 and 2 as arithmetic over times, and the queue of jobs that they read |
+| `pools` | the warm pools, kept up to date from what has changed |
+| `dispatch` | which jobs start (§4.4.1) |
+| `residency` | which devices are warmed and which replicas are unloaded (§4.4.2), and what the user hears |
 
-The functions below `prompt_tuner` are its ablations (§6.3), which scenarios name as
+The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name them as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
 """
 
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.prompt_tuner.dispatch import AllotInRounds
-from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
+from stoker.manager.policies.prompt_tuner.pools import PoolStates
 from stoker.manager.policies.prompt_tuner.residency import WINDOW_S, WarmPools
 from stoker.manager.policies.provisioning import KeepBlocks
 

@@ -23,10 +23,8 @@ from stoker.manager.core.deadlines import run_fits
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, LATE, PoolJob
-from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
-from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
-from stoker.manager.policies.prompt_tuner.scheduling import allot
+from stoker.manager.policies.prompt_tuner.pools import PoolState, PoolStates, in_rounds
+from stoker.manager.policies.prompt_tuner.scheduling import FRONT, HOPEFUL, LATE, PoolJob, allot
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.units import show_seconds
 

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.slinfer.compute import ComputeOutlook
-from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
-from stoker.manager.policies.slinfer.memory import CacheSizes
-from stoker.manager.policies.slinfer.placement import InstancePlaces
-from stoker.manager.policies.slinfer.residency import ShrinkLate
+from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ShrinkLate
+from stoker.manager.policies.slinfer.placement import CacheSizes, ComputeOutlook, InstancePlaces
 
 
 def slinfer(

@@ -6,23 +6,50 @@ time (`stoker.pilot.core.turns`); an offer that it refuses goes to the next inst
 neighbours with smaller batches make room for the largest instance (§VIII-A), or a new instance is loaded. A call for
 which there is no room waits and is tried again, in rounds, until its first token would be late; then it is dropped
 (§IX-B).
+
+How much an instance keeps: SLINFER at the residency seam (§VII-B).
+
+Instances are loaded where a call finds no other, and go when nobody uses them (`dispatch`). Meanwhile they give memory
+back when they have far too much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.seams import Action, Ask, Changes, Drop, Evict, FailCall, Send, Unload, View
+from stoker.manager.core.seams import (
+    Action,
+    Ask,
+    Changes,
+    Drop,
+    Evict,
+    FailCall,
+    FailWaiting,
+    Provisioning,
+    Send,
+    Unload,
+    View,
+)
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.keep_alive import IdleTimers
-from stoker.manager.policies.late_drops import cold_start_s, first_token_s
-from stoker.manager.policies.slinfer.compute import staying
-from stoker.manager.policies.slinfer.memory import CacheSizes
-from stoker.manager.policies.slinfer.placement import InstancePlaces, instances, loading, shares_by_token
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.slinfer.placement import (
+    CacheSizes,
+    InstancePlaces,
+    cold_start_s,
+    first_token_s,
+    instances,
+    loading,
+    shares_by_token,
+    staying,
+)
 from stoker.manager.policies.where_to_load import is_probed
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
+
+# ---- dispatch
+
 
 _ROUND_S = 0.1
 """How often waiting calls are tried again."""
@@ -196,3 +223,44 @@ def _late_s(view: View, call: Call) -> float:
     if not wanted_s or call.id in view.reports:
         return -1.0
     return view.now - call.submitted_at - wanted_s - cold_start_s(view, call)
+
+
+# ---- residency
+
+
+class ShrinkLate(LoadWhereWanted):
+    """Residency: instances that are far too large shrink. Contexts that do not share devices by the token are loaded as
+    by default."""
+
+    period_s = _ROUND_S
+    honours = frozenset()
+    """No limits: dispatch loads and unloads instances by a rule of its own."""
+
+    def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
+        super().__init__(provisioning=provisioning)
+        self._sizes = sizes
+        self._resizes = resizes
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        """A word that a model can be loaded nowhere; else dispatch loads an instance for the call that needs it."""
+        if not shares_by_token(context):
+            return super().wanted(view, context)
+        nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
+        return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
+
+    def measured(self, view: View, library: Library) -> int:
+        """What it was promised: its cache is in there."""
+        return library.promised_bytes if shares_by_token(library.context) else super().measured(view, library)
+
+    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+        """Instances shrink whose calls have ended."""
+        return self._shrink(view) if self._resizes else ()
+
+    def rests(self, view: View) -> bool:
+        """True while there is no instance."""
+        return not any(shares_by_token(library.context) for library in view.libraries.values())
+
+    def _shrink(self, view: View) -> Iterator[Action]:
+        for library in tuple(view.libraries.values()):
+            if library.usable and shares_by_token(library.context):
+                yield from self._sizes.shrink(library)

@@ -8,10 +8,10 @@ import pytest
 from core.builders import Cluster, recipe
 from policies import stubs
 
+from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst
-from stoker.manager.policies.late_drops import LateDrops
 from stoker.protocol.calls import FailureKind, Features, Objective
 from stoker.protocol.ids import LibraryId
 

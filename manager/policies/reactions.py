@@ -1,0 +1,149 @@
+"""When a pilot, or one of its devices, gets nothing new for a while: verdicts that its node keeps failing calls.
+
+A node that fails each call within a second is free again at once, and would take a whole queue. One failure may be an
+accident; when several calls have failed for it within `WITHIN_S`, and other pilots are left that can run them, it
+is quarantined. What fails on most pilots alike is no single node's fault: a file server, or what is installed.
+
+Calls that share a device and slow each other down: the one that came later goes elsewhere (SchedMate §4.1).
+
+A call whose throughput, by what it prints, has fallen by more than `LIMIT` since its best is slowed by what came to its
+device meanwhile: after it was seen at its best. The paper evicts the newcomer, whose progress is lost, and never packs
+it again. Here it is moved once, to a device where nothing runs, and only if it keeps its progress: such a call ends
+soon when it is told to make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
+from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, View
+from stoker.manager.policies.where_to_load import suits
+from stoker.protocol.ids import RecipeKey
+
+# ---- quarantining
+
+
+INFRASTRUCTURE = "infrastructure"
+SURE = 0.75
+CALLS = 2
+"""So many different calls, or loads, have failed for it."""
+WITHIN_S = 600.0
+FOR_S = 600.0
+OF_DEVICES = frozenset({"gpu", "nvlink"})
+"""Components that belong to a device; all others belong to the node."""
+
+
+def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    """The devices that are quarantined after this verdict."""
+    pilot = view.pilots.get(about.pilot)
+    if pilot is None or not _blames(verdict):
+        return
+    alike = _alike(pilot, verdict, view.now)
+    on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
+    if on_device:
+        alike = [each for each in alike if each.devices == about.devices]
+    if len({(each.call, each.at if each.call < 0 else 0.0) for each in alike}) < CALLS:
+        return
+    library = view.libraries.get(about.library)
+    context = library.context if library is not None else None
+    others = [
+        each
+        for each in view.pilots.values()
+        if each is not pilot and each.state is PilotState.HERE and _could_run(context, each)
+    ]
+    well = [each for each in others if not _alike(each, verdict, view.now)]
+    if on_device:
+        if any(not d.fault and d.id not in about.devices for d in pilot.devices.values()) or well:
+            device = pilot.devices.get(about.devices[0])
+            if device is not None and not device.fault:
+                yield Quarantine(pilot.id, device.id, _quarantine_reason(alike, verdict), FOR_S)
+        return
+    if 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
+        yield Quarantine(pilot.id, None, _quarantine_reason(alike, verdict), FOR_S)
+
+
+def _could_run(context: Context | None, pilot: Pilot) -> bool:
+    """Whether a pilot has a device for the context that has failed elsewhere (None: it is gone)."""
+    devices = pilot.devices.values()
+    return any(not d.fault for d in devices) if context is None else any(suits(context, d) for d in devices)
+
+
+def _blames(verdict: VerdictAdvice) -> bool:
+    return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
+
+
+def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
+    """The verdicts of late that blame the same component of a pilot's node."""
+    return [
+        each
+        for each in pilot.verdicts
+        if now - each.at <= WITHIN_S and _blames(each.verdict) and each.verdict.component == verdict.component
+    ]
+
+
+def _quarantine_reason(alike: list[Judged], verdict: VerdictAdvice) -> str:
+    return f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
+
+
+# ---- unpacking
+
+
+LIMIT = 0.35
+"""§4.1: a call that lost more of its throughput than this is not packed with another one."""
+MOST_MOVED = 10_000
+
+Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
+Reservation = Callable[[Context, tuple[Device, ...]], int]
+
+
+class Unpacking:
+    """Remembers which calls were moved."""
+
+    def __init__(self) -> None:
+        self._moved: dict[int, None] = {}
+
+    def plan(
+        self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
+    ) -> Iterable[Action]:
+        """What is done about a call that is known to be slowed. `places`: where a context could be loaded."""
+        slowed = view.libraries.get(about.library)
+        if slowed is None or pace.slowed <= LIMIT:
+            return
+        newcomer = _newcomer(slowed, about.call, since=view.now - pace.best_ago_s)
+        if newcomer is None:
+            return
+        library, call = newcomer
+        if call.id in self._moved or not call.spec.progress:
+            return
+        place = next((each for each in places(view, library.context) if not any(map(_is_busy, each))), None)
+        if place is None:
+            return
+        self._moved[call.id] = None
+        if len(self._moved) > MOST_MOVED:
+            del self._moved[next(iter(self._moved))]
+        memory_bytes = reservation(library.context, place)
+        yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
+        yield Evict(call.id)
+        share = f"{pace.slowed:.0%}"
+        yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call goes elsewhere")
+
+
+def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
+    """The library of a device of this one whose call began last, after `since`, and that call, if it runs it alone."""
+    if call not in slowed.held:
+        return None
+    others = {
+        library.id: library
+        for device in slowed.devices
+        for library in device.libraries.values()
+        if library is not slowed and library.state is LibraryState.READY and len(library.held) == 1
+    }
+    running = [(library, next(iter(library.held.values()))) for library in others.values() if library.slots == 1]
+    later = [(library, call) for library, call in running if call.sent_at > since and call.holder is library]
+    return max(later, key=lambda pair: pair[1].sent_at, default=None)
+
+
+def _is_busy(device: Device) -> bool:
+    return any(library.held or library.state is LibraryState.LOADING for library in device.libraries.values())
