@@ -1,16 +1,6 @@
-"""Which libraries are offered the calls that wait for a context, and in which order: the default at the dispatch seam.
+"""Defaults for policies, and the order in which free libraries are offered waiting calls.
 
-Asked when calls came to the queue, or came back. The library that was given some just now is first: what it gets goes
-in the same frame. Then the hottest that are free, so that those which are not needed cool down. Those that work already
-take their share of a backlog, the least loaded first; when some in a row have had it, so have the others.
-
-It answers lazily: a library takes what `Dispatch.pull` says before the next one is asked for, so nobody walks through
-thousands of libraries for a few calls.
-
-Defaults for a policy without rounds, timers and advice.
-
-A dispatch policy derived from it has four methods of its own: `place`, `pull`, `dry` and `window`. It places few calls
-one by one, keeps calls in the order of their arrival, and offers a queue to the hottest library first.
+A dispatch policy derived from `Quiet` implements `place`, `pull`, `dry` and `window`.
 """
 
 from __future__ import annotations
@@ -26,13 +16,17 @@ from stoker.manager.core.seams import Action, Changes, View
 
 
 SATED = 4
-"""Once this many of the least loaded libraries have taken nothing of a backlog, no other is asked."""
+"""Least loaded libraries in a row that take nothing before the search stops."""
 
 _MOST_EXAMINED = 16
 
 
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """The library of the burst, the free ones, then those with the least to do, as long as they take calls."""
+    """Offer waiting calls to the library of the current burst, then to free ones, then to the least loaded.
+
+    The generator is lazy: a library takes what `Dispatch.pull` says before the next one is asked, so few calls
+    never cost a walk over thousands of libraries.
+    """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
@@ -58,7 +52,7 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
 
 
 class Quiet:
-    """Base class of policies: a default for everything but the questions of a seam."""
+    """Base class of policies, with a default for everything but the questions of a seam."""
 
     period_s: float = 0.0
     by_deadline = False
@@ -68,37 +62,37 @@ class Quiet:
     places_one_by_one_up_to = 4
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """The hottest free library first, then the least loaded."""
+        """Offer calls to the hottest free library first, then to the least loaded."""
         return hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing: calls that list several contexts are refused by a policy that does not honour that."""
+        """Do nothing: this policy refuses calls that list several contexts."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing."""
+        """Do nothing."""
         return ()
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """No: it may think of something by itself."""
+        """False: rounds continue."""
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing: an idle library stays until its room is wanted."""
+        """Do nothing: an idle library stays until its room is needed."""
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing."""
+        """Do nothing."""
         return ()
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing."""
+        """Do nothing."""
         return ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing."""
+        """Do nothing."""
         return ()
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
-        """Nothing."""
+        """Do nothing."""
         return ()

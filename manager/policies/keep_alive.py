@@ -1,26 +1,12 @@
-"""A library that has been idle for a while is unloaded: keep-alive, as serverless systems have it.
+"""How many libraries a context has, and how long idle ones stay.
 
-A part for policies: whichever seam hears that a library is idle asks for a timer (`idle`), and hands it on when it
-fires (`fired`). A library has one timer at most. A library that got calls meanwhile has it set again, for the
-time that is left; so a call costs nothing here, and a timer is set as often as `keep_alive_s` passes.
+`IdleTimers` unloads any library after a fixed idle time. The rest implements limits that programs set
+(`Context.limits`): `room_for_more` bounds loads; `KeepAlive` unloads idle libraries after the keep-alive of their
+context while the least number stays, and those beyond the largest number. Timers are set when a library falls
+idle, so a call costs nothing here. While gangs wait, or calls for which the core chooses a library
+(`Queue.apart`), no library is unloaded.
 
-    def dry(self, view, library):
-        return self._keep_alive.idle(view, library)
-
-    def timer(self, view, key):
-        return self._keep_alive.fired(view, key)
-
-How many libraries a context has, where programs have named limits (`Context.limits`): parts for residency policies.
-
-`room_for_more` bounds the loads of a context. `KeepAlive` unloads libraries that have been idle for the keep-alive of
-their context, as long as the least number stays, and idle ones beyond the largest number, which there are when a pilot
-that was cut off comes back, or when the limit is lowered.
-
-A context has one timer at most, which is set when a library falls idle; so a call costs nothing here. A library that
-has served nothing goes before one that served a call later. While gangs wait, and calls for which the core chooses a
-library (`Queue.apart`), libraries that do nothing gather for them: none is unloaded.
-
-Source: keep-alive as serverless systems have it (SLINFER §II-B); the default is to keep until room is needed
+Source: keep-alive of serverless systems (SLINFER §II-B). By default libraries stay until their room is needed
 (Pervasive Context Management §3).
 """
 
@@ -39,11 +25,11 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6
-"""A timer that fires so much too early is in time."""
+"""A timer may fire this many seconds early."""
 
 
 class IdleTimers:
-    """Unloads libraries that have served nothing for `keep_alive_s`."""
+    """Unloads libraries that have served nothing for `keep_alive_s`. Each library has one timer at most."""
 
     def __init__(self, keep_alive_s: float) -> None:
         if keep_alive_s < 0:
@@ -53,14 +39,13 @@ class IdleTimers:
         """Libraries that have a timer."""
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
-        """A ready library has nothing to do: see after `keep_alive_s` whether that is so still."""
+        """Set a timer for a library that has nothing to do."""
         if library.id in self._set or not _does_nothing(library):
             return ()
         return self._after_idling(view, library)
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
-        """What a timer leads to: the end of its library, another timer, or nothing. Timers of others lead to
-        nothing."""
+        """Unload the library of a timer, or set the timer again. Ignores timers of others."""
         if not key.startswith(_PREFIX):
             return ()
         id = LibraryId(int(key.removeprefix(_PREFIX)))
@@ -89,16 +74,17 @@ def _does_nothing(library: Library) -> bool:
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 """What a policy honours that uses both parts."""
 _LOOKS = 20
-"""A context is looked at so often within its keep-alive at most, however many of its libraries fall idle in turn."""
+"""The most checks of a context within its keep-alive."""
 _LEAST_LOOK_S = 0.05
 _GATHERING_LOOK_S = 1.0
-"""While libraries gather, the context is looked at no more often than this."""
+"""Least seconds between two checks while libraries gather."""
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
-    """How many libraries more a context may have; None = any number, below 0 = it has so many too many. Those that are
-    stopping count until they are gone. Those of a pilot that is cut off do not count after its calls have waited for
-    `cut_s`: the pilot may be lost."""
+    """Return how many libraries more a context may have; None = any number, below 0 = too many.
+
+    Stopping libraries count. Those of a disconnected pilot stop counting once calls have waited for `cut_s`.
+    """
     most = context.limits.most
     if not most:
         return None
@@ -109,15 +95,15 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if a call waits that can run in none of the context's libraries, and none is on its way. One library more
-    than the limit allows is loaded for it: it would wait for ever otherwise."""
+    """True if a waiting call can run in none of the context's libraries and none is loading. One more than the limit
+    is loaded for it.
+    """
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def room_for_pilots(view: View, context: Context) -> int | None:
-    """How many libraries more pilots that come could hold of a context, within its limit; None = any number. Those that
-    can run nothing of what waits would leave for them."""
+    """Return how many libraries more new pilots may hold of a context; None = any number."""
     most = context.limits.most
     if not most:
         return None
@@ -128,8 +114,7 @@ def room_for_pilots(view: View, context: Context) -> int | None:
 
 
 def unable(view: View, context: Context) -> list[Library]:
-    """Idle libraries that cannot run the next waiting call before the walltime of their pilots is over, so that they do
-    nothing while it waits; the one that has done nothing for longest first. None while libraries gather for a gang."""
+    """Return idle libraries whose walltime is too short for the next waiting call, longest idle first."""
     call = _next_single(context)
     if call is None:
         return []
@@ -138,8 +123,7 @@ def unable(view: View, context: Context) -> list[Library]:
 
 
 def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
-    """The rank of a pilot for one of the few libraries that a context may have: before others one where the next call
-    can run, and for a call that can run in none that there is one without a library, or with the most time left."""
+    """Rank a pilot for one of few allowed libraries: first those on which the next call can run."""
     lacks = lacks_able_one(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
     return not runs_next(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
@@ -152,7 +136,6 @@ def runs_next(view: View, context: Context, pilot: Pilot) -> bool:
 
 
 def _next_single(context: Context) -> Call | None:
-    """The next waiting call, unless gangs wait or calls for which the core chooses a library."""
     return None if context.queue.gangs or context.queue.apart else context.queue.single()
 
 
@@ -161,10 +144,10 @@ class KeepAlive:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
-        """When the timer of a context fires, by the key of its recipe."""
+        """When the timer of a context fires, by recipe key."""
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
-        """A ready library has nothing to do: it goes now, or is looked at when its keep-alive is over."""
+        """Unload an idle library now, or set a timer for the end of its keep-alive."""
         context, limits = library.context, library.context.limits
         is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that waits for it yet
         if limits.most and _staying(context) > limits.most and not is_extra:
@@ -177,7 +160,7 @@ class KeepAlive:
         return tuple(self._unload_expired(view, context, limits.keep_alive_s))
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
-        """What a timer leads to: the end of libraries, another timer, or nothing. Timers of others lead to nothing."""
+        """Unload expired libraries and set the next timer. Ignores timers of others."""
         if not key.startswith(_PREFIX):
             return ()
         recipe = key.removeprefix(_PREFIX)
@@ -212,14 +195,13 @@ class KeepAlive:
 
 
 class LeastNumbers:
-    """Blocks that are let go together leave each context its least number of libraries."""
+    """Checks that blocks which are released together leave each context its least number of libraries."""
 
     def __init__(self) -> None:
         self._gone: Counter[Context] = Counter()
-        """How many libraries go with the blocks that were let go, by context."""
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """True if a block of these pilots may go: its libraries count as gone then."""
+        """True if a block of these pilots may be released; its libraries then count as gone."""
         theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
@@ -229,20 +211,18 @@ class LeastNumbers:
 
 
 def is_spared(library: Library) -> bool:
-    """True for a library that is to stay loaded, because its context has no more than its least number of them."""
+    """True if a library must stay because its context has no more than its least number."""
     return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
 
 
 def _staying(context: Context) -> int:
-    """Its libraries that were not told to stop. Those of pilots that are cut off are left out: one that is here and
-    idle does not leave in favour of one that may be lost."""
+    """Count libraries that were not told to stop, without those of disconnected pilots."""
     return sum(
         x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT for x in context.libraries.values()
     )
 
 
 def _spare(context: Context) -> int:
-    """How many of its loaded libraries are more than have to stay."""
     return sum(map(_counts, context.libraries.values())) - context.limits.least
 
 

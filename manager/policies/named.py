@@ -1,7 +1,6 @@
-"""The policies that ship, by name: what a scenario compares, and what a site file deploys.
+"""The shipped policies by name. Scenarios compare them, site files deploy them.
 
-A name stands for an answer at every seam. `stoker.manager.live.own_policies` finds policies in a file or a module of
-the user's own, as the baselines of papers in `benchmarks/baselines/` are.
+`stoker.manager.live.own_policies` finds policies in files or modules.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ DEFAULT = "default"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A policy that can be asked for by name.
+    """A policy with a name.
 
-    `about` is a sentence for people. `make` makes fresh policies (some remember things, so no two sessions or runs
-    share them): with `provisioning=` instead of their own, and with the settings of the policy as keywords.
+    `about`: one sentence for people. `make`: returns fresh policies; takes `provisioning=` and the policy's
+    settings as keywords.
     """
 
     name: str
@@ -79,11 +78,11 @@ SHIPPED: dict[str, Named] = {
         ),
     )
 }
-"""What ships, by name. `stoker.site` knows the names."""
+"""Shipped policies by name. `stoker.site` knows the names."""
 
 
 def named(name: str) -> Named:
-    """A shipped policy. Raises ConfigError that names the nearest one, or says where a baseline is."""
+    """Return a shipped policy. Raises ConfigError that names the nearest one."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {why_no_policy(name)}")

@@ -1,4 +1,4 @@
-"""Contexts that can be loaded nowhere, and gangs that can never run: why, in words for the user."""
+"""Explains to users why a context can be loaded nowhere, or a gang can never run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Why no device that is here or may come can hold the context; None if one can, or that is not known yet."""
+    """Return why no present or future device can hold the context; None if one can, or that is not known yet."""
     impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
-    """An end for waiting gangs that want more libraries than this site could ever hold at once."""
+    """Fail waiting gangs that want more libraries than this site could ever hold at once."""
     if not context.queue.gangs:
         return []
     limit = context.limits.most or math.inf
@@ -56,7 +56,6 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
 
 
 def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
-    """Why no device of this site can ever hold the context, if that is so."""
     too_short = _too_short(view, context)
     if too_short is not None:
         return too_short
@@ -86,7 +85,7 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """A line on the settings that would bring a device with enough memory; empty if memory is not the cause."""
+    """Name the setting that would bring a device with enough memory; empty if memory is not the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
@@ -111,10 +110,10 @@ def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes.
+    """Return what is wrong with the pilots if each that could hold the context is unfit and no other can come.
 
-    A disk may be full for seconds: each of them was tried several times by then.
-    A pilot that is cut off may come back. So may those of a block that has lost its pilots, or it is replaced.
+    Disks may be full for seconds, disconnected pilots may return, and blocks are replaced: those give no answer
+    yet.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
@@ -132,7 +131,6 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
 
 
 def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
-    """Whether a pilot has the devices for a context, were they all free."""
     able = [
         device
         for device in pilot.devices.values()
@@ -142,7 +140,6 @@ def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
 
 
 def _most_libraries(view: View, context: Context) -> float:
-    """How many libraries of a context could be there at once, if it had all devices that are here or may come."""
     here: dict[str, list[int]] = {}
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
@@ -166,13 +163,11 @@ def _most_libraries(view: View, context: Context) -> float:
 
 
 def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
-    """How many libraries of a context these devices of one pilot could hold, were they all free and well."""
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
     return len(able) // context.recipe.needs.devices
 
 
 def _too_short(view: View, context: Context) -> Failure | None:
-    """Why no pilot of the session can ever live long enough for the context, if that is so."""
     sources = [source.source for source in view.sources.values()]
     if not sources or any(load_fits_source(context, source) for source in sources):
         return None
@@ -187,7 +182,6 @@ def _too_short(view: View, context: Context) -> Failure | None:
 
 
 def _how_long(context: Context) -> str:
-    """How long a context takes to load, as far as anybody knows."""
     if context.load_s:
         calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
         return f"takes {show_seconds(context.load_s)} to load{calls}"

@@ -1,15 +1,5 @@
-"""When a pilot, or one of its devices, gets nothing new for a while: verdicts that its node keeps failing calls.
-
-A node that fails each call within a second is free again at once, and would take a whole queue. One failure may be an
-accident; when several calls have failed for it within `WITHIN_S`, and other pilots are left that can run them, it
-is quarantined. What fails on most pilots alike is no single node's fault: a file server, or what is installed.
-
-Calls that share a device and slow each other down: the one that came later goes elsewhere (SchedMate §4.1).
-
-A call whose throughput, by what it prints, has fallen by more than `LIMIT` since its best is slowed by what came to its
-device meanwhile: after it was seen at its best. The paper evicts the newcomer, whose progress is lost, and never packs
-it again. Here it is moved once, to a device where nothing runs, and only if it keeps its progress: such a call ends
-soon when it is told to make room.
+"""Reactions to advice: quarantine nodes and devices that keep failing calls, and separate calls that slow each other
+down.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ from stoker.protocol.ids import RecipeKey
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
 CALLS = 2
-"""So many different calls, or loads, have failed for it."""
+"""Different failed calls or loads that lead to a quarantine."""
 WITHIN_S = 600.0
 FOR_S = 600.0
 OF_DEVICES = frozenset({"gpu", "nvlink"})
@@ -36,7 +26,12 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """The devices that are quarantined after this verdict."""
+    """Quarantine a pilot or one of its devices after this verdict.
+
+    A node that fails each call within a second would take a whole queue. Several different calls must have failed
+    for it within `WITHIN_S`, and other pilots must be able to run them. A failure that most pilots share is no
+    single node's fault.
+    """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames(verdict):
         return
@@ -65,7 +60,6 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
 
 
 def _could_run(context: Context | None, pilot: Pilot) -> bool:
-    """Whether a pilot has a device for the context that has failed elsewhere (None: it is gone)."""
     devices = pilot.devices.values()
     return any(not d.fault for d in devices) if context is None else any(suits(context, d) for d in devices)
 
@@ -75,7 +69,6 @@ def _blames(verdict: VerdictAdvice) -> bool:
 
 
 def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
-    """The verdicts of late that blame the same component of a pilot's node."""
     return [
         each
         for each in pilot.verdicts
@@ -91,7 +84,7 @@ def _quarantine_reason(alike: list[Judged], verdict: VerdictAdvice) -> str:
 
 
 LIMIT = 0.35
-"""§4.1: a call that lost more of its throughput than this is not packed with another one."""
+"""§4.1: the loss of throughput above which calls are separated."""
 MOST_MOVED = 10_000
 
 Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
@@ -99,7 +92,12 @@ Reservation = Callable[[Context, tuple[Device, ...]], int]
 
 
 class Unpacking:
-    """Remembers which calls were moved."""
+    """Separates calls that share a device and slow each other down (SchedMate §4.1).
+
+    A call whose throughput fell by more than `LIMIT` since its best is slowed by a call that came to its device
+    later. The paper evicts the newcomer. Here it moves once, to a device where nothing runs, and only if it keeps
+    its progress.
+    """
 
     def __init__(self) -> None:
         self._moved: dict[int, None] = {}
@@ -107,7 +105,7 @@ class Unpacking:
     def plan(
         self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
     ) -> Iterable[Action]:
-        """What is done about a call that is known to be slowed. `places`: where a context could be loaded."""
+        """Move the newcomer that slows a call down. `places`: where a context could be loaded."""
         slowed = view.libraries.get(about.library)
         if slowed is None or pace.slowed <= LIMIT:
             return
@@ -131,7 +129,7 @@ class Unpacking:
 
 
 def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
-    """The library of a device of this one whose call began last, after `since`, and that call, if it runs it alone."""
+    """Return the library, and its only call, that began last on a device of `slowed` after `since`."""
     if call not in slowed.held:
         return None
     others = {

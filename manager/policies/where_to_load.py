@@ -1,15 +1,10 @@
-"""How much of a device a context takes, as far as anybody knows. Residency plans with it, provisioning judges by it.
+"""Which devices suit a context, how much it takes there, and where a failed load is tried again. Only this file
+decides that.
 
-Where a context may be loaded, and where a load that failed is tried again. This file alone decides that; residency
-policies ask.
-
-After a failed load a context is *probed*: one library is loaded at a time until a load works, or until the core gives
-the context up (`stoker.manager.core.libraries`). Pilots on which it failed least come first. A pilot on which it failed
-`GIVE_UP_ON_PILOT` times is left alone, unless the context has no library and no other pilot.
-
-A pilot that lacks what a load needs (a full disk) is left alone until it is time to try again
-(`stoker.manager.core.blame`): that says nothing of the context, and no probing follows. A pilot whose walltime ends
-before the load would be of use is left alone too (`stoker.manager.core.deadlines`).
+After a failed load a context is *probed*: one library at a time, until a load works or the core gives the context
+up. Pilots with the fewest failures come first. A pilot with `GIVE_UP_ON_PILOT` failures is left alone, unless the
+context has no library and no other pilot. A pilot that lacks what a load needs (a full disk) is left alone for a
+while (`stoker.manager.core.blame`), and so is one whose walltime ends too soon (`stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations
@@ -27,11 +22,11 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 BARE_BYTES = 256_000_000
-"""What a library that loads nothing is taken to need."""
+"""Assumed need of a library without a loader."""
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
-    """What the context takes of such a device in bytes: declared, else measured and a tenth more; 0 if not known.
+    """Return the bytes that a context takes of such a device: declared, else measured plus 10 %; 0 if unknown.
 
     A device that takes one process at a time is taken whole.
     """
@@ -49,18 +44,17 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
 
 
 def bare_bytes(facts: DeviceFacts) -> int:
-    """What a library that loads nothing is promised: little of a small device."""
+    """Return the bytes promised to a library without a loader."""
     if takes_one_process(facts):
         return facts.memory_bytes
     return min(BARE_BYTES, facts.memory_bytes // 8)
 
 
 def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """Whether a device is of a kind that the context may be loaded on: by its whole name, or the first word of it.
+    """True if the context may be loaded on this kind of device, by its whole name or its first word.
 
-    The spare cores of a pilot with GPUs are for contexts alone that name them, so that none that is better off on a
-    GPU, and says nothing, is loaded there; one over several devices must name nothing else, or it might be split
-    between GPUs and cores. `unnamed_spares`: for policies that know how fast a model is there and do without a name.
+    Spare cores of a pilot with GPUs take only contexts that name them; a context on several devices must then
+    name nothing else. `unnamed_spares`: for policies that know the model's speed there.
     """
     needs = context.recipe.needs
     kinds = needs.kinds
@@ -72,12 +66,12 @@ def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = F
 
 
 def names_cpus(context: Context) -> bool:
-    """True if a context names CPUs among the kinds of devices that it may be loaded on: spare cores will do."""
+    """True if a context names CPUs among its kinds: spare cores will do."""
     return any(kind.partition(" ")[0] == "cpu" for kind in context.recipe.needs.kinds)
 
 
 def spare_rank(context: Context, facts: DeviceFacts) -> int:
-    """Whether a context takes spare cores before other devices (-1) or after them (1): `kinds` has the best first."""
+    """Return -1 if the context prefers spare cores, 1 if it takes them last, 0 for other devices."""
     if not facts.spare:
         return 0
     kinds = context.recipe.needs.kinds
@@ -85,12 +79,12 @@ def spare_rank(context: Context, facts: DeviceFacts) -> int:
 
 
 def may_suit(context: Context, device: Device) -> bool:
-    """True if a device suits a context, or will when its quarantine is over."""
+    """True if a device suits a context, or will after its quarantine."""
     return not device.reported and is_of_kind(context, device.facts)
 
 
 def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
-    """True if a device is well, and of a kind that the context may be loaded on (`is_of_kind`)."""
+    """True if a device is well and of a suitable kind (`is_of_kind`)."""
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
 
 
@@ -98,12 +92,11 @@ def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> 
 
 
 GIVE_UP_ON_PILOT = 2
-"""A pilot on which a context failed to load so often is left alone while others hold the context or could."""
+"""Failed loads after which a pilot is left alone while others could hold the context."""
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless the pilot of a device is to be left alone just now. `desperate`: failed loads there do not count, for
-    the context has no library elsewhere, or all pilots are gone through in the order of `failures`."""
+    """True unless the pilot is to be left alone now. `desperate`: ignore failed loads there."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False
@@ -111,12 +104,12 @@ def may_load(view: View, context: Context, device: Device, *, desperate: bool = 
 
 
 def failures(context: Context, pilot: Pilot) -> int:
-    """The rank of a pilot: how often the context failed to load there since a load worked. The least comes first."""
+    """Return how often the context failed to load on a pilot since its last success."""
     return context.failed_on.get(pilot.id, 0)
 
 
 def ranks(context: Context) -> list[int]:
-    """The ranks that pilots have, the best first."""
+    """Return the failure counts of pilots, best first."""
     return sorted({0, *context.failed_on.values()})
 
 
@@ -126,5 +119,5 @@ def is_probed(context: Context) -> bool:
 
 
 def probes(alive: Iterable[Library]) -> int:
-    """How many libraries of a context that is probed may be loaded now, beside those that are hot or on their way."""
+    """Return how many libraries of a probed context may be loaded now."""
     return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1

@@ -30,12 +30,16 @@ def prompt_tuner(
     early: bool = False,
     learn: bool = True,
 ) -> Policies:
-    """Jobs with deadlines get as many warm devices as they need.
+    """Give jobs with deadlines as many warm devices as they need.
 
-    `window_s`: how long a replica stays warm that nobody uses. `early`: it goes at once for a job of another model that
-    would be late. `delay`: jobs may wait for devices that others give back in time. `together`: a job's devices are
-    given to it all at once. `reuse`: a library serves job after job. `learn`: a job is expected to do as much of its
-    items as the last jobs did at most, not all of them.
+    Args:
+        provisioning: replaces the default provisioning.
+        window_s: seconds for which an unused replica stays warm.
+        delay: jobs may wait for devices that others return in time.
+        together: allocate all devices of a job at once.
+        reuse: a library serves job after job.
+        early: unload idle replicas at once for a late job of another model.
+        learn: expect the share of its items that earlier jobs did at most, not all of them.
     """
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
@@ -51,7 +55,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Without the warm allocator: each replica of a job takes a device by itself and waits there for the others."""
+    """Without the warm allocator: each replica of a job takes a device by itself and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

@@ -1,13 +1,8 @@
-"""The state of one context's warm pool (PromptTuner §4.4): its queue of jobs, its promises, when its replicas come
-free, and how long calls take as jobs.
+"""The warm pools (PromptTuner §4.4): the jobs that wait for each, its promises, and how long its calls take as jobs.
 
-What a scheduler that thinks in rounds remembers between them: who waits for which pool, and what was promised.
-
-Dispatch and residency share the states of all pools, and tell them what has changed. Everything in them can be found
-out again from the view, and is, when they are new.
-
-A context has a pool as soon as a call wants it by a deadline, or as a gang. While such calls wait, all waiting calls
-of the context are in the pool's queue, and rounds decide; else its other calls go the default way.
+Dispatch and residency share the pools and bring them up to date from changes. A context has a pool once a call
+wants it by a deadline or as a gang. While such calls wait, all waiting calls of the context are in the pool's
+queue and rounds decide; else its calls go the default way.
 """
 
 from __future__ import annotations
@@ -31,25 +26,25 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 MOST_REPLICAS = 128
-"""No prediction is made for more of them."""
+"""The most replicas for which run times are predicted."""
 
 Place = tuple[PilotId, tuple[DeviceId, ...]]
-"""Where a replica is being warmed."""
+"""Where a replica is loading."""
 
 _REMEMBERED = 10_000
 _DRIFT = 0.01
 _JOBS_PER_S = 10_000
-"""Once measurements have moved by more than `_DRIFT`, the times of jobs are predicted anew, this many a second."""
+"""Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted anew."""
 
 
 def in_rounds(call: Call) -> bool:
-    """Whether rounds decide about a call: it has a deadline, or may run as a gang."""
+    """True if rounds decide about a call: it has a deadline, or may run as a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
 
 class OrderedReplicas:
-    """A promise, and where its replicas are being warmed."""
+    """A promise, and where its replicas are loading."""
 
     __slots__ = ("loading", "lost", "places", "promise")
 
@@ -67,43 +62,43 @@ class PoolState:
     def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
         self._learn = learn
-        """Whether what calls did before counts, or what they may do."""
         self.line = JobQueue()
         self.asked = 0
-        """How many of those in line rounds are asked to decide about."""
+        """Jobs in line about which rounds decide."""
         self.others: set[int] = set()
-        """Those in line that would go the default way if they were alone."""
+        """Calls in line that would go the default way alone."""
         self.promises: dict[int, OrderedReplicas] = {}
         self.held: dict[int, int] = {}
-        """Idle replicas that a job has taken for itself until it has enough (an ablation)."""
+        """Idle replicas that a job holds until it has enough (an ablation)."""
         self.wanted: dict[int, int] = {}
-        """How many replicas each such job wanted, when it could still be in time."""
+        """Replicas that each such job wanted when it could still be in time."""
         self.idle_since: dict[LibraryId, float] = {}
         self.allot_due = self.walk_due = True
-        """Whether something has changed since dispatch, or residency, looked."""
+        """True if something changed since dispatch, or residency, looked."""
         self.left_over = False
-        """Whether calls may wait that no round decides about: the last call that rounds decide about has left."""
+        """True if the last job has left and other calls may wait."""
         self.short = False
-        """Whether a job waits that is not helped, for want of cold devices or of time."""
+        """True if a job waits without help, for lack of cold devices or of time."""
         self.lacks: tuple[float, int] = (math.inf, 0)
-        """Since when a job without help has waited for more replicas than there were to run on at all, and which; until
-        it has begun. The smallest is first in line for devices."""
+        """Since when a job has had too few replicas to run at all, and which. The smallest is first in line for
+        devices.
+        """
         self.looked_at = -math.inf
         self._rates: list[tuple[float, float]] = []
-        """Of each gang size, from 1: seconds for a unit of work, and for none."""
+        """Per gang size from 1: seconds for a unit of work, and for none."""
         self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}
-        """How long jobs take that have not begun."""
+        """Run times of jobs that have not begun."""
         self._falls = True
-        """Whether nothing takes longer on more than two replicas than on fewer of them."""
+        """True if no run takes longer on more replicas, from two on."""
         self._known: tuple[object, ...] = ()
-        """Measurements that were looked at last."""
+        """The measurements that the rates come from."""
         self._rated_at = -math.inf
         self._ends: dict[int, tuple[object, float, Call]] = {}
-        """Of running calls: the report by which it was worked out when they end, and that."""
+        """Per running call: its last report, its expected end, and the call."""
 
     @property
     def active(self) -> bool:
-        """Whether rounds decide about its calls just now."""
+        """True if rounds decide about its calls."""
         return self.asked > 0
 
     @property
@@ -112,18 +107,18 @@ class PoolState:
         return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
 
     def mark_changed(self) -> None:
-        """Something has changed."""
+        """Let dispatch and residency look at this pool again."""
         self.allot_due = self.walk_due = True
 
     @property
     def load_s(self) -> float:
-        """What warming a replica takes, as far as anybody knows."""
+        """Expected seconds to load a replica."""
         return self.context.load_s or UNKNOWN_LOAD_S
 
     # ---- jobs
 
     def rate(self, now: float) -> bool:
-        """Whether measurements have changed what jobs will take."""
+        """Predict rates anew if measurements have changed; True if they differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -139,7 +134,7 @@ class PoolState:
         return True
 
     def job(self, call: Call, report: CallProgress | None) -> PoolJob:
-        """A waiting call as a job. `report`: what it said last, where it goes on from a checkpoint."""
+        """Return a waiting call as a job. `report`: its last progress report, from which it resumes."""
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
         most = max(least, min(most, MOST_REPLICAS))
@@ -160,7 +155,6 @@ class PoolState:
         return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
 
     def _remember(self, features: Features | None, least: int, most: int) -> tuple[float, ...]:
-        """How long a job takes that has not begun. Many are alike."""
         if len(self._times) >= _REMEMBERED:
             self._times.clear()
         found = self._times[features, least, most] = self._work_out(features, least, most)
@@ -169,7 +163,7 @@ class PoolState:
     def _work_out(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
-        """How long a job takes on one replica, two, and so on. `done`: the part that it has done, if it has begun."""
+        """Return the seconds of a job on 1, 2, ... replicas. `done`: the share that it has done, if it has begun."""
         head = features if done is None else None
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
@@ -189,17 +183,17 @@ class PoolState:
     # ---- libraries
 
     def free(self, *, reuse: bool = True) -> list[Library]:
-        """Those that do nothing, the hottest first. `reuse`: also those that have served a call."""
+        """Return idle replicas, hottest first. `reuse`: include those that have served a call."""
         idle = reversed(self.context.idle.values())
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
     def pool(self, *, now: float, idle: int) -> Pool:
-        """The pool, with `idle` free replicas."""
+        """Return the pool with `idle` free replicas."""
         promised = tuple(ordered.promise for ordered in self.promises.values())
         return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
 
     def _busy(self, now: float) -> Iterator[float]:
-        """When each replica will be free that is not, and that nobody was promised."""
+        """Yield when each replica will be free that is neither free nor promised."""
         promised = {id for ordered in self.promises.values() for id in ordered.loading}
         before, ends = self._ends, dict[int, tuple[object, float, Call]]()
         self._ends = ends
@@ -221,7 +215,7 @@ class PoolState:
                 yield known[1]
 
     def running(self) -> Iterator[tuple[Call, float]]:
-        """Calls that ran when `pool` was asked last, and when each should end."""
+        """Yield calls that ran when `pool` was called last, and when each should end."""
         for _, ends_at, call in self._ends.values():
             yield call, ends_at
 
@@ -258,19 +252,19 @@ class PoolStates:
     def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
         self.all: dict[str, PoolState] = {}
         self.cut_s = cut_s
-        """Replicas that are warmed on a pilot that is cut off are given up after so long: it may be a blip."""
+        """Seconds after which replicas on a disconnected pilot are given up."""
         self._learn = learn
         self._of: dict[int, PoolState] = {}
-        """Where each waiting job is."""
+        """The pool of each waiting job."""
         self._cut: dict[PilotId, float] = {}
         self._new = True
 
     def of(self, context: Context) -> PoolState | None:
-        """A context's, if it has one."""
+        """Return the pool of a context, if it has one."""
         return self.all.get(context.recipe.key)
 
     def update(self, view: View, changes: Changes) -> None:
-        """Bring them up to date."""
+        """Apply changes."""
         if self._new:
             self._new = False
             for context in view.hungry.values():
@@ -297,7 +291,7 @@ class PoolStates:
         self._keep_promises(view)
 
     def forget(self, id: int) -> None:
-        """A job waits no more."""
+        """Remove a job that no longer waits."""
         state = self._of.pop(id, None)
         if state is None:
             return
@@ -318,14 +312,13 @@ class PoolStates:
             state.others.clear()
 
     def _libraries_changed(self, context: Context | None) -> None:
-        """Libraries of a context have changed; None: of any."""
         for state in self.all.values():
             if context is None or state.context is context:
                 state.mark_changed()
             state.walk_due = True  # devices may have come free
 
     def _open(self, view: View, context: Context) -> None:
-        """From now on all that waits there is in line, if rounds are asked to decide about any of it."""
+        """Put all waiting calls of a context in line, if one of them is a job."""
         calls = list(context.queue)
         others: set[int] = {call.id for call in calls if not in_rounds(call)}
         if len(others) == len(calls):
@@ -339,7 +332,6 @@ class PoolStates:
         state.mark_changed()
 
     def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
-        """A call waits."""
         state = self.of(call.group.context)
         if state is None or not state.asked:
             if in_rounds(call):
@@ -360,7 +352,7 @@ class PoolStates:
     # ---- promises
 
     def _keep_promises(self, view: View) -> None:
-        """Note which promised replicas have come, and which never will. Who is late anyway is promised nothing."""
+        """Note which promised replicas have come and which never will. Late jobs lose their promises."""
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
         }
@@ -377,7 +369,7 @@ class PoolStates:
                     self._update_promise(view, state, ordered)
 
     def may_return(self, pilot: Pilot, now: float) -> bool:
-        """Whether a pilot that is cut off has been so for a moment only."""
+        """True if a pilot was disconnected for a moment only."""
         return now - self._cut.get(pilot.id, now) <= self.cut_s
 
     def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:

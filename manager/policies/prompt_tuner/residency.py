@@ -1,32 +1,26 @@
-"""The cold pool: devices that hold nothing, found when somebody needs them, and each given away once a round.
+"""PromptTuner's residency (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are released.
 
-A library that loads nothing (of calls that want no context) takes no room that counts, and leaves its device cold.
+A walk through all queues (Algorithm 2) says which jobs need more replicas than their pools will have in time.
+These are loaded on *cold* devices, which hold nothing. Replicas ordered for a job are its own until it starts.
+Lost ones (a failed load, a lost pilot) are ordered again while that helps; else the job is looked at anew.
 
-What the user is told of a job: when it should be done, and why it is dropped.
-
-Residency, as PromptTuner's (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are let go.
-
-A walk through all lines (Algorithm 2) says which jobs need more replicas than their pools will have in time. These are
-loaded on *cold* devices: devices with room that hold nothing. (Several models may share a device under the default
-policy; here each job should run at the speed that was predicted for it.) What was ordered for a job is its own until it
-starts; what is lost of it (a load that failed, a pilot that is gone) is ordered again while that can still help, else
-its job is looked at anew. Which pilots are no good for a context is told as by default.
-
-A replica that nobody has used for `window_s` is unloaded, unless a job waits in its pool: then it waits for more of
-them. On a batch cluster this makes a device cold; whether its pilot stays is provisioning's business.
+A replica that is unused for `window_s` is unloaded, unless a job waits in its pool.
 
 Beyond the paper:
 
-- Jobs that are late are left what is idle anyway. Where their context has no replicas they get the fewest that they can
-  run on; those without deadlines get more by the default rules, once no job with a deadline waits.
-- Idle libraries of contexts that rounds do not decide about make room at once, as they do for anybody.
-- Who has lacked replicas to run on at all is first in line for devices, the longest first. After `patience_s` it may
-  also have what is idle in pools that lack nothing for so long, and share a device where none is cold; a context with
-  no replica at all gets one from whoever holds most, as by default. Without an order two gangs would each keep what the
-  other waits for.
-- `early` lets idle replicas go at once for jobs of other models that miss their deadlines. The paper does not.
+- Late jobs get what is idle. If their context has no replicas, they get the fewest that they can run on. Jobs
+without deadlines get more by the default rules once no job with a deadline waits.
 
-`reuse = False` (an ablation): a library serves one call and is unloaded.
+- Idle libraries of contexts without a pool make room at once.
+
+- The context that has longest lacked replicas to run at all is first in line for devices. After `patience_s` it
+may also take idle replicas of pools that lack nothing for as long, and share a device; a context without any
+replica gets one from the context with the most, as by default. Without this order two gangs would keep what the
+other waits for.
+
+- `early` unloads idle replicas at once for jobs of other models that miss their deadlines.
+
+`reuse = False` (an ablation): a library serves one call.
 """
 
 from __future__ import annotations
@@ -66,18 +60,18 @@ from stoker.units import show_seconds
 
 
 Replica = tuple[Device, ...]
-"""Devices of one pilot that a replica is to be loaded on."""
+"""Devices of one pilot for one replica."""
 
 _Fits = Callable[[Context, Device], bool]
 
 
 def cold_devices(view: View) -> list[Device]:
-    """Those that hold nothing."""
+    """Return devices that hold nothing. A library without a loader takes no room that counts."""
     return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
 
 
 class ColdDevices:
-    """What is cold in a round. `fits`: whether a context has room on a device."""
+    """The cold devices in a round; each is given away once. `fits`: True if a context has room on a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -86,19 +80,18 @@ class ColdDevices:
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
         self.taken: dict[int, list[Replica]] = {}
-        """By job."""
+        """Replicas by job."""
 
     def count(self, model: str, *, most: int) -> int:
-        """How many replicas of a model could be warmed; not counted further than `most`. None while loads of it fail:
-        these are probed one at a time."""
+        """Count replicas of a model that could be warmed, up to `most`; 0 while its loads fail and are probed."""
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        """So many are warmed for a job."""
+        """Take `count` replicas for a job."""
         self.taken.setdefault(job, []).extend(self.pick(model, count))
 
     def find(self, model: str, *, most: int) -> list[Replica]:
-        """At most `most` replicas that could be warmed now."""
+        """Return up to `most` replicas that could be warmed now."""
         if most <= 0:
             return []
         if model not in self._found:
@@ -110,22 +103,21 @@ class ColdDevices:
         return found[:most]
 
     def pick(self, model: str, count: int) -> list[Replica]:
-        """So many are warmed, fewer if there are no more."""
+        """Take up to `count` replicas."""
         picked = self.find(model, most=count)
         self.give(picked)
         return picked
 
     def give(self, replicas: list[Replica]) -> None:
-        """These devices are given away."""
+        """Mark the devices of these replicas as taken."""
         for devices in replicas:
             self._gone.update(devices)
 
     def has_given(self, devices: Replica) -> bool:
-        """Whether one of these was given away in this round."""
+        """True if one of these was taken in this round."""
         return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
-        """Devices that would do, where it has failed least first."""
         wants = context.recipe.needs.devices
         for rank in ranks(context):
             together: dict[str, list[Device]] = {}
@@ -147,7 +139,7 @@ class ColdDevices:
         return self._fits(context, device) and may_load(self._view, context, device, desperate=True)
 
     def coming(self, context: Context) -> int:
-        """Replicas for which devices become cold any moment."""
+        """Count replicas for which devices become cold shortly."""
         devices = 0
         for device in self._view.devices():
             there = [library for library in device.libraries.values() if makes_warm(library)]
@@ -156,7 +148,7 @@ class ColdDevices:
 
 
 def makes_warm(library: Library) -> bool:
-    """Whether a library makes its device warm."""
+    """True if a library makes its device warm."""
     return bool(library.context.recipe.loader)
 
 
@@ -164,7 +156,7 @@ def makes_warm(library: Library) -> bool:
 
 
 def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
-    """What is expected of a call, if that is known and has changed by more than it can be known to."""
+    """Return a forecast for a call, if it is known and has changed noticeably."""
     if ends_at == math.inf:
         return []
     ends_at = max(ends_at, view.now)
@@ -174,7 +166,7 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
 
 
 def why_dropped(view: View, fate: Fate) -> str:
-    """Why a job that cannot be in time is dropped, in words for the user."""
+    """Tell the user why a job that cannot be in time is dropped."""
     left_s = fate.job.deadline_at - view.now
     if left_s <= 0:
         return f"dropped: {show_seconds(-left_s)} past its deadline"
@@ -192,11 +184,11 @@ WINDOW_S = 60.0
 """§6.3."""
 
 JOBS_PER_ROUND = 128
-"""So many jobs are looked at in a round; of more the rest in the next ones."""
+"""Jobs examined in a round; the rest follow in later rounds."""
 
 
 class WarmPools(Quiet):
-    """Residency: Algorithm 2 for contexts with jobs in line, the default way for all others."""
+    """Residency: Algorithm 2 for contexts with jobs in line, the default for all others."""
 
     period_s = ROUND_S
 
@@ -214,7 +206,7 @@ class WarmPools(Quiet):
         self.states = states
         self.keeper = PoolKeeper(states)
         self.default = LoadWhereWanted(keeper=self.keeper, **default)
-        """Decides for contexts that rounds do not decide about, and how a context is loaded."""
+        """Decides for contexts without a pool, and how a context is loaded."""
         self.keeper.patience_s = self.default.patience_s
         self.window_s = window_s
         self.reuse = reuse
@@ -224,19 +216,19 @@ class WarmPools(Quiet):
         self._again_at = math.inf
         self._reclaim_at = math.inf
         self._cold: list[Device] | None = None
-        """Cold devices, as long as libraries and pilots stay as they are."""
+        """Cold devices, as long as libraries and pilots are unchanged."""
         self._first: dict[str, PoolJob] = {}
-        """Of each pool, the first job that this walk has found without help."""
+        """Per pool, the first job that this walk found without help."""
 
     @property
     def provisioning(self) -> Provisioning:
-        """Who knows what may still come."""
+        """The policy that knows what may still come."""
         return self.default.provisioning
 
     # ---- asked as things happen
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Nothing, where a round decides, but room that others must make, or a word that it can never be."""
+        """Return the default plan, or where a round decides, room that others must make or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -269,7 +261,7 @@ class WarmPools(Quiet):
         return self.default.measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """What is warmed, and what is let go."""
+        """Warm and release devices."""
         self.states.update(view, changes)
         if changes.libraries or changes.pilots:
             self._cold = None
@@ -286,7 +278,7 @@ class WarmPools(Quiet):
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """While nothing waits, runs or may be let go."""
+        """True while nothing waits, runs or may be released."""
         return (
             min(self._again_at, self._reclaim_at) == math.inf
             and not self._walk.under_way
@@ -339,7 +331,7 @@ class WarmPools(Quiet):
         ], places
 
     def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """What will never come of a promise is ordered once more, if that still helps; else there is no promise."""
+        """Order lost replicas of promises again if that still helps; else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -361,9 +353,7 @@ class WarmPools(Quiet):
     # ---- those who must see what becomes of them
 
     def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
-        """Pools whose first job without help lacks replicas: there are to be as many as it can run on. Who has lacked
-        them longest gets what is cold, and what others can spare, before all others get any: two gangs that wait for
-        each other's devices would wait for ever."""
+        """Load replicas for pools whose first job without help lacks them, longest waiting first."""
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
@@ -388,7 +378,6 @@ class WarmPools(Quiet):
         return plan
 
     def _wants(self, view: View, state: PoolState, job: PoolJob) -> int:
-        """Replicas to warm beside those that walks have ordered."""
         context, line = state.context, state.line
         if not is_probed(context) and (line.late or line.hopeful):
             return max(0, job.least - self._alive(view, state, most=job.least))
@@ -398,7 +387,7 @@ class WarmPools(Quiet):
         return self.default.worth_loading(context, alive)
 
     def _alive(self, view: View, state: PoolState, *, most: int) -> int:
-        """Replicas that are hot or on their way; not counted further than `most`."""
+        """Count replicas that are ready or loading, up to `most`."""
         alive = (
             library
             for library in state.context.libraries.values()
@@ -408,7 +397,6 @@ class WarmPools(Quiet):
         return sum(1 for _ in islice(alive, most))
 
     def _beside_others(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
-        """Devices with room that hold something: for who has lacked replicas for long."""
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
@@ -417,8 +405,9 @@ class WarmPools(Quiet):
         return found
 
     def _evict_for(self, view: View, state: PoolState) -> list[Action]:
-        """Devices of which all that they hold is idle and may leave become cold, those that were used longest ago: for
-        one replica at a time, as by default."""
+        """Clear devices whose libraries are idle and may leave, least recently used first, for one replica at a
+        time.
+        """
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -436,7 +425,9 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Libraries that leave so that a device is cold, and when the last of them was used; None if one may not."""
+        """Return the libraries that leave so that a device is cold, and when the last was used; None if one must
+        stay.
+        """
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
@@ -447,7 +438,6 @@ class WarmPools(Quiet):
     # ---- words
 
     def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
-        """What is expected of a job; or that it is dropped, where nothing but that can be."""
         job = fate.job
         if not fate.helped and job.deadline_at:
             begins_at = view.now if state.context.libraries else view.now + state.load_s
@@ -478,7 +468,7 @@ class WarmPools(Quiet):
         return plan
 
     def _reclaim_early(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
-        """Idle replicas of other models, that nobody there waits for, make room for a job that is late otherwise."""
+        """Unload idle replicas of other models for a job that is late otherwise."""
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
         wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
@@ -491,7 +481,6 @@ class WarmPools(Quiet):
         return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
     def _could_hold(self, view: View, context: Context, id: LibraryId) -> bool:
-        """Whether a context would fit on the devices of a library, were they cold."""
         library = view.libraries.get(id)
         return library is not None and all(
             suits(context, device)
@@ -507,15 +496,18 @@ class WarmPools(Quiet):
 
 
 class PoolKeeper:
-    """Keeps what is in a pool for its window: it leaves before that for calls that go the default way alone, and for a
-    context that has lacked replicas for long, and longer than those who wait in the pool."""
+    """Keeps what is in a pool for its window.
+
+    It leaves earlier for default calls, and for a context that has lacked replicas for long, and longer than the
+    pool's own jobs.
+    """
 
     def __init__(self, states: PoolStates) -> None:
         self.states = states
         self.patience_s = 0.0
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Whether a library may make room for a context."""
+        """True if a library may make room for a context."""
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:
             return True

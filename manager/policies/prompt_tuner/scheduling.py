@@ -1,47 +1,34 @@
-"""Jobs that wait for one warm pool, in the order in which they are looked at, kept up to date a change at a time.
+"""How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic over times.
 
-With thousands of jobs a round must cost what changed, not what waits. A job's *need* is the least number of replicas
-with which it would be in time if it began now. It grows as time goes by and never shrinks, so jobs lie in rows by need,
-each row in order of deadlines, and move to the next row when their latest start has passed (a heap says whose is next).
-Whoever has some idle replicas looks at the heads of the rows that these would do for, and at nobody else.
+Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: devices that hold
+nothing. A job on several replicas is done sooner. `dispatch` and `residency` act on two answers:
 
-Jobs that are late whatever they get, and those without a deadline, have rows of their own, behind all others.
+- `allot` (Algorithm 1): which waiting jobs start now on idle warm replicas, and on how many each?
+- `Walk` (Algorithm 2, with DelaySchedulable): which devices are warmed, for which jobs? A job that can wait for devices
+  of running jobs gets none. The walk also forecasts when each job ends.
 
-How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic.
+Differences from the printed algorithms:
 
-Jobs of one model share its *warm pool*: devices on which that model is loaded. All models share the *cold pool*:
-devices that hold nothing. A job runs on several replicas at once and is done sooner. Two questions are asked in every
-round, and both are answered here from times alone; `dispatch` and `residency` turn the answers into
-actions.
-
-- `allot` (Algorithm 1): which waiting jobs start now on devices that are warm and idle, and on how many each?
-- `Walk` (Algorithm 2, with DelaySchedulable): which devices are to be warmed, for which jobs? A job that can wait for
-  devices which running jobs will give back gets none. It also says when each job should be done.
-
-Where we differ from the printed algorithms, and why:
-
-- A deadline is a point in time. The paper's `T_slo` is a duration that never gets shorter while a job waits; jobs are
-  sorted by deadline, and what is left until then is compared.
-- Algorithm 1 grows while `A <= R`, and so gives up to R + 1 devices, and one where there are none. Here never more than
-  there are. A job has a largest number of replicas of its own; more of them do not help it.
-- Jobs that can make their deadline no more get nothing in Algorithm 1, for ever. Here they run last, on devices that
-  are left over and that no delayed job counts on, with as few replicas as they can.
-- Algorithm 2's loop runs while `T_slo < T_cold`, which ends at once or never. It grows while the deadline is missed
-  and there are cold devices; all models take from one count of these.
-- Line 19 notes durations where line 26 reads points in time. Devices that are being warmed are noted as free again
-  at now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`), and so do the idle ones that
-  are to run beside them, in all rounds until it starts: each would order them anew otherwise.
-- DelaySchedulable: `k` may be all devices of the pool; nobody gets a device before now; and all k devices are taken
-  until the job is done, for it needs them together.
+- A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
+- Algorithm 1 grows while `A <= R`, so it gives up to R + 1 devices. Here never more than there are, nor more than the
+  job's own maximum.
+- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on devices that no delayed job
+  counts on, with as few replicas as they can.
+- Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it grows while the deadline is missed and
+  cold devices are left; all models share one count.
+- Line 19 notes durations, line 26 reads points in time. Here devices that are loading become free at
+  now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`) until it starts, and so do the idle
+  ones that run with them.
+- DelaySchedulable: `k` may be all devices of the pool, no job gets a device before now, and all k devices are taken
+  until the job ends.
 - Only what idle devices do not cover is ordered.
-- A delay binds nobody: reservations are made anew in each round, by deadline. They trust the bounds of run times, as
-  the paper does. Once a job's slack is shorter than a load nothing can be warmed for it, so it waits for what it has.
-- Nobody's time is known before a model's first job has run. Such a job measures: it gets the fewest replicas that it
-  can run on, at once, and nobody waits for those.
+- A delay binds no job: reservations are made anew in each round, by deadline, and trust the bounds of run times.
+- A model's first job measures: it gets the fewest replicas that it can run on, at once.
 
-A round over thousands of jobs costs what changed: `allot` looks at the heads of `JobQueue`'s rows, and a walk goes on
-in the next round where it stopped in the last. Times are in seconds, on the manager's clock. A replica may be several
-devices: callers count replicas.
+A round over thousands of jobs costs what changed. A job's *need* is the least number of replicas with which it would be
+in time if it began now. It only grows, so `JobQueue` keeps jobs in rows by need, each ordered by deadline, and a heap
+of latest starts says which job moves next. `allot` reads the heads of the rows; a walk continues where it stopped in
+the last round. Times are in seconds on the manager's clock. A replica may be several devices.
 """
 
 from __future__ import annotations
@@ -59,22 +46,24 @@ import msgspec
 
 
 Key = tuple[int, float, int]
-"""A job's place in line: `HOPEFUL`, `LATE` or `REST`; its deadline (of the rest: less its priority); its id."""
+"""A job's place: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)
 """Before all jobs."""
 
 _EARLY_S = 1e-6
-"""A job's need is looked at again so much before its latest start, which is known up to rounding."""
+"""Seconds before its latest start at which a job's need is checked, against rounding."""
 _FEW = 8
-"""So many jobs are put into a row one by one; of more the row is sorted."""
+"""Up to this many jobs are inserted one by one; above it the row is sorted."""
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A job that waits. `run_s[a - 1]`: an upper bound of its time on `a` replicas, meeting included, not longer for
-    more of them. `deadline_at`: 0 = none, then it runs when nobody else wants to, in order of `priority`. `least`: the
-    fewest replicas that it can run on. One that `measures` runs on these, for nobody knows how long it takes."""
+    """A waiting job.
+
+    `run_s[a - 1]`: upper bound of its seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; then it
+    runs last, by `priority`. `least`: fewest replicas that it can run on. `measures`: its run time is unknown.
+    """
 
     id: int
     deadline_at: float
@@ -84,52 +73,51 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
 
     def fewest(self, *, begins_at: float, most: int) -> int:
-        """The least number of replicas, up to `most`, with which the job ends in time; 0 if none is enough."""
+        """Return the least number of replicas, up to `most`, with which the job is in time; 0 if none."""
         for count, seconds in enumerate(self.run_s[:most], start=1):
             if begins_at + seconds <= self.deadline_at:
                 return count
         return 0
 
     def is_lost(self, now: float) -> bool:
-        """Whether it is late however many replicas it gets, were they warm."""
+        """True if it is late with any number of warm replicas."""
         return now + self.run_s[-1] > self.deadline_at
 
 
 def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
-    """Those with a deadline first, the nearest before all; then the others, oldest first."""
+    """Sort jobs: nearest deadline first, then those without one, oldest first."""
     return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
 
 class JobQueue:
-    """See the module's text. `now` never goes back."""
+    """The jobs of one pool in order. `now` must not decrease."""
 
     __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
         self.rows: dict[int, list[Key]] = {}
-        """Jobs that can be in time, by their need."""
+        """Jobs that can be in time, by need."""
         self.late: list[Key] = []
-        """Those that cannot."""
         self.rest: list[Key] = []
-        """Those that need not."""
+        """Jobs without a deadline."""
         self._keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
         self._due: dict[int, float] = {}
-        """When the need of each that can be in time may have grown."""
+        """When the need of each hopeful job may grow."""
         self._turns: list[tuple[float, int]] = []
-        """The same as a heap. An entry that does not agree is old; when many come they are swept."""
+        """The same as a heap; entries that disagree are old."""
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     @property
     def hopeful(self) -> bool:
-        """Whether any can be in time."""
+        """True if any job can be in time."""
         return any(self.rows.values())
 
     def put(self, jobs: Iterable[PoolJob], *, now: float) -> None:
-        """Add these, or put them in the place of those with the same ids."""
+        """Add or replace jobs."""
         fresh: dict[int, list[Key]] = {}
         turns: list[tuple[float, int]] = []
         for job in jobs:
@@ -167,7 +155,7 @@ class JobQueue:
                 row.sort()
 
     def remove(self, id: int) -> None:
-        """A job waits no more. One that is not here is none."""
+        """Remove a job. No-op if absent."""
         if self.jobs.pop(id, None) is None:
             return
         row, key = self._row(self._needs.pop(id)), self._keys.pop(id)
@@ -175,7 +163,7 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Jobs whose latest start with what they needed has passed need more now, or are late. Whether any does."""
+        """Move jobs whose latest start has passed; True if any needs more now."""
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -199,19 +187,19 @@ class JobQueue:
         return moved
 
     def is_hopeful(self, id: int) -> bool:
-        """Whether a job is here that can be in time."""
+        """True if a job is here and can be in time."""
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """With how many replicas a job would be in time if it began now; 0 = it is late, or has no deadline."""
+        """Return a job's need; 0 = it is late, or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
-        """A job's place."""
+        """Return a job's place."""
         return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
-        """Of the jobs that so many replicas would do for, the first behind this place that is none of those."""
+        """Return the first job after a place that needs at most `most` replicas and is not in `but`."""
         found: Key | None = None
         for need, row in self.rows.items():
             if need > most:
@@ -224,7 +212,7 @@ class JobQueue:
         return found
 
     def behind(self, after: Key) -> Iterator[Key]:
-        """All jobs behind this place, in order. They stay as they are meanwhile."""
+        """Yield all jobs after a place, in order."""
         rows = [row for row in (*self.rows.values(), self.late, self.rest) if row and row[-1] > after]
         ways = [_from(row, bisect_right(row, after)) for row in rows]
         return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
@@ -251,8 +239,9 @@ def _from(row: list[Key], place: int) -> Iterator[Key]:
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Replicas that are being warmed for a job: so many, of which `here` have come already, to run together with
-    `beside` others that were idle when they were ordered. `free_at`: when the job will be done with all of them."""
+    """Replicas that are loading for a job, of which `here` have come, to run with `beside` idle ones until
+    `free_at`.
+    """
 
     job: int
     replicas: int
@@ -267,9 +256,11 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A model's pool as a round finds it. `idle`: warm replicas that nobody uses, those that are kept for promises and
-    those in `held` among them. `busy`: when each of the others will be free, as far as is known. `cold_s`: what warming
-    one takes. `held`: idle replicas that a job has taken for itself until it has enough (an ablation)."""
+    """A model's pool in a round.
+
+    `idle`: warm unused replicas, with those kept or held. `busy`: when each other one will be free. `cold_s`:
+    seconds to warm one. `held`: idle replicas that a job holds until it has enough (an ablation).
+    """
 
     idle: int
     busy: tuple[float, ...] = ()
@@ -279,7 +270,7 @@ class Pool(msgspec.Struct, frozen=True):
 
     @property
     def unkept(self) -> int:
-        """Idle replicas that are anybody's."""
+        """Idle replicas for any job."""
         return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
@@ -293,8 +284,11 @@ def _whatever(job: PoolJob, count: int) -> bool:  # noqa: ARG001
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
-    """Replicas for jobs that start now, by job. What is kept for a job that starts without it, or that does not wait
-    any more, is anybody's. `take` is asked before a job is given so many, and may refuse: then it waits."""
+    """Return the replicas of jobs that start now, by job.
+
+    Replicas kept for a job that starts without them, or no longer waits, are free. `take` may refuse a job; then
+    it waits.
+    """
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
     kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
@@ -320,7 +314,6 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) ->
 
 
 def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
-    """Who is looked at next: the first for whom what is idle would do, or for whom something is kept."""
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
         if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
@@ -329,8 +322,7 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
 
 
 def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """Whether a job that waits needs the idle replicas together with others that come in time. It needs more than are
-    idle, or it would have got them; so it needs all of these."""
+    """True if a waiting job needs the idle replicas together with others that come in time."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # those with much time left are the likeliest
@@ -340,7 +332,7 @@ def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: f
 
 
 def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Best effort. Nobody overtakes one that waits for more replicas than are idle, if the pool has so many."""
+    """Give late jobs what is left. No job overtakes one that waits for more replicas if the pool has so many."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -360,15 +352,17 @@ class ColdPool(Protocol):
     """The cold pool."""
 
     def count(self, model: str, *, most: int) -> int:
-        """How many replicas of a model could be warmed just now; not counted further than `most`."""
+        """Return how many replicas of a model could be warmed now, up to `most`."""
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        """So many are warmed for a job."""
+        """Take replicas for a job."""
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What a walk finds out about a job that waits: when it should be done (infinite: nobody knows), and what was
-    ordered for it. `helped`: it waits for devices of its own, or that others give back in time."""
+    """What a walk finds for a waiting job: its end (infinite: unknown) and its order.
+
+    `helped`: it waits for devices of its own, or for ones that others return in time.
+    """
 
     model: str
     job: PoolJob
@@ -378,7 +372,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over the jobs of all models, the nearest deadline first; those that are late, or have none, at last.
+    """Algorithm 2 over the jobs of all models, nearest deadline first, then late ones and those without a deadline.
 
     `delay`: without it no job waits for devices of others (an ablation).
     """
@@ -393,14 +387,14 @@ class Walk:
         self.under_way = False
 
     def begin(self, pools: Mapping[str, Pool], *, now: float) -> None:
-        """From the front, over pools as they are now."""
+        """Start from the front, over the pools as they are now."""
         self._at, self._now, self.under_way = FRONT, now, True
         self._pools = dict(pools)
         self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
-        """The next jobs in line, at most `looks` of them. The round is over when `under_way` is False."""
+        """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
             if len(fates) >= looks:
@@ -471,15 +465,14 @@ def _named(keys: Iterator[Key], model: str) -> Iterator[tuple[Key, str]]:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """When each warm replica is free, in order, and each that is promised. Those that are idle are free now; one whose
-    job runs longer than it should is free any moment, but not yet."""
+    """Return when each warm or promised replica is free, sorted. A replica whose job overruns is free soon, not now."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
 def _slot(free: list[float], job: PoolJob) -> int:
-    """DelaySchedulable: the fewest replicas with which a job is in time on those that are free by then; 0 if none."""
+    """DelaySchedulable: return the fewest replicas with which a job is in time on those free by then; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
         if begins_at + seconds <= deadline_at:
@@ -488,14 +481,14 @@ def _slot(free: list[float], job: PoolJob) -> int:
 
 
 def _reserve(free: list[float], count: int, until: float) -> None:
-    """The replicas that are free first are one job's until then."""
+    """Give the replicas that are free first to one job."""
     del free[:count]
     place = bisect_right(free, until)
     free[place:place] = [until] * count
 
 
 def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """When a job that cannot be helped would be done, were the others ahead of it done in time."""
+    """Return when a job without help would end if the jobs before it are in time."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

@@ -1,16 +1,10 @@
-"""Which instance serves a call: SLINFER at the dispatch seam (§V to §VIII).
+"""SLINFER at the dispatch and residency seams (§V to §VIII).
 
-A call is offered to one ready instance after the other, those on CPUs first and those with large batches before small
-ones. The manager sees to the memory (`memory`), the pilot judges whether the call, and those beside it, would be in
-time (`stoker.pilot.core.turns`); an offer that it refuses goes to the next instance. When all have refused,
-neighbours with smaller batches make room for the largest instance (§VIII-A), or a new instance is loaded. A call for
-which there is no room waits and is tried again, in rounds, until its first token would be late; then it is dropped
+A call is offered to one ready instance after the other: CPUs first, large batches before small ones. The manager
+checks memory; the pilot judges whether the call and its neighbours would be in time (`stoker.pilot.core.turns`)
+and may refuse. When all refuse, neighbours with smaller batches make room (§VIII-A), or a new instance is loaded.
+Otherwise the call waits and is tried again in rounds, until its first token would be late; then it is dropped
 (§IX-B).
-
-How much an instance keeps: SLINFER at the residency seam (§VII-B).
-
-Instances are loaded where a call finds no other, and go when nobody uses them (`dispatch`). Meanwhile they give memory
-back when they have far too much.
 """
 
 from __future__ import annotations
@@ -52,21 +46,20 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 
 
 _ROUND_S = 0.1
-"""How often waiting calls are tried again."""
+"""Seconds between two rounds."""
 
 _MOST_TRIED = 32
 """Waiting calls of a context that are tried in one round."""
 
 _PER_LOAD = 4
-"""A context whose instance is loading gets another one when more than so many calls wait for each."""
+"""Waiting calls per loading instance above which another one is loaded."""
 
 
 _NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave its gang away"
 
 
 class OfferByHeadroom(HottestFirst):
-    """Dispatch: offers, preemption, drops; instances that nobody uses go. `consolidates`: neighbours with smaller
-    batches are preempted. Contexts that do not share devices by the token are served as by default."""
+    """Dispatch: offers, preemption, drops, keep-alive. `consolidates`: preempt neighbours with smaller batches."""
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -84,16 +77,16 @@ class OfferByHeadroom(HottestFirst):
         self._offered: dict[int, LibraryId] = {}
         """The library that each call was offered last."""
         self._refused: dict[int, set[LibraryId]] = {}
-        """Those that have refused a call since it was tried anew."""
+        """Libraries that refused a call since it was tried anew."""
         self._asked: set[str] = set()
-        """Contexts whose step times were asked for."""
+        """Contexts whose step times were requested."""
 
     def window(self, view: View, library: Library) -> int:
-        """As many as its engine has rows."""
+        """Return the rows of its engine."""
         return library.slots if shares_by_token(library.context) else super().window(view, library)
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """The next instance that may take a call which has come, or which an instance has refused."""
+        """Offer a new or refused call to the next instance that may take it."""
         context = call.group.context
         if not shares_by_token(context):
             return super().place(view, call)
@@ -116,24 +109,23 @@ class OfferByHeadroom(HottestFirst):
         return self._plan(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """An instance has become ready, or one of its calls has ended: it is offered those that wait."""
+        """Offer waiting calls to an instance that became ready or ended a call."""
         return self._offers(library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """An instance that does nothing goes after a while: loads are fast, and it keeps others from its device
-        (§IX-I4)."""
+        """Unload an idle instance after a while: loads are fast, and it occupies a device (§IX-I4)."""
         return self._idle.idle(view, library) if shares_by_token(library.context) else super().dry(view, library)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """An instance has been idle for long enough, or has got calls meanwhile."""
+        """Check the idle time of an instance."""
         return self._idle.fired(view, key)
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """What steps take is known now: calls that have come meanwhile find their place by it."""
+        """Step times are known now: place the waiting calls."""
         return self._again(view, context) if shares_by_token(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Waiting calls are dropped once they would be late, and the others are tried again."""
+        """Drop waiting calls that would be late, and try the others again."""
         self._forget(view)
         for context in tuple(view.hungry.values()):
             if shares_by_token(context):
@@ -153,13 +145,11 @@ class OfferByHeadroom(HottestFirst):
                 yield from self._plan(view, call)
 
     def _forget(self, view: View) -> None:
-        """Calls that have ended need no notes."""
         for notes in (self._offered, self._refused):
             for id in [id for id in notes if id not in view.calls]:
                 del notes[id]
 
     def _offers(self, library: Library) -> Iterator[Action]:
-        """Offers of waiting calls to one instance, as far as its memory goes."""
         for call in library.context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
             if library.load >= library.slots:
                 return
@@ -176,7 +166,7 @@ class OfferByHeadroom(HottestFirst):
     # ---- one call
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        """What is done for a call now; nothing if it has to wait."""
+        """Yield what to do for a call now; nothing if it has to wait."""
         context, refused = call.group.context, self._refused.get(call.id, ())
         hindered: list[Library] = []
         for library in instances(context):
@@ -200,8 +190,9 @@ class OfferByHeadroom(HottestFirst):
             yield from self._placement.new_instance(view, call)
 
     def _preempt(self, view: View, library: Library, call: Call) -> list[Action]:
-        """Neighbours that leave so that an instance can grow: those with smaller batches, the smallest first, if all
-        that they serve fits elsewhere (§VIII-A)."""
+        """Return the eviction of neighbours with smaller batches, smallest first, if all their calls fit elsewhere
+        (§VIII-A).
+        """
         lacks, size = self._sizes.lacks(library, call), len(library.held)
         neighbours = [x for x in staying(library.devices[0]) if x is not library and x.usable and len(x.held) < size]
         plan: list[Action] = []
@@ -217,8 +208,9 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _late_s(view: View, call: Call) -> float:
-    """How late the first token of a waiting call would be at least; a load that it waits for is granted (§IX-A). Less
-    than zero for one that was evicted: it may have its first token."""
+    """Return how late the first token of a waiting call would be at least, without its load (§IX-A); negative if
+    evicted.
+    """
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
         return -1.0
@@ -229,8 +221,7 @@ def _late_s(view: View, call: Call) -> float:
 
 
 class ShrinkLate(LoadWhereWanted):
-    """Residency: instances that are far too large shrink. Contexts that do not share devices by the token are loaded as
-    by default."""
+    """Residency: instances that are far too large shrink (§VII-B). Dispatch loads and unloads them."""
 
     period_s = _ROUND_S
     honours = frozenset()
@@ -242,18 +233,18 @@ class ShrinkLate(LoadWhereWanted):
         self._resizes = resizes
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """A word that a model can be loaded nowhere; else dispatch loads an instance for the call that needs it."""
+        """Fail calls of a model that can be loaded nowhere; dispatch loads the others."""
         if not shares_by_token(context):
             return super().wanted(view, context)
         nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """What it was promised: its cache is in there."""
+        """Return what it was promised, which includes its cache."""
         return library.promised_bytes if shares_by_token(library.context) else super().measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Instances shrink whose calls have ended."""
+        """Shrink instances whose calls have ended."""
         return self._shrink(view) if self._resizes else ()
 
     def rests(self, view: View) -> bool:

@@ -1,24 +1,17 @@
-"""What the engines on a device compute, as far as the manager can tell: enough to choose a device for a new instance.
+"""Where an instance fits: what the engines on a device compute (§VI), what an instance reserves (§VII), where it
+goes (§VIII-B).
 
-The pilot weighs each offered call by what its engines have to do at that moment
-(`stoker.pilot.core.turns`).
-The manager knows less: how many calls a library holds, how long their prompts are and what such calls write in the
-mean. Before it loads an instance somewhere, it checks with that what the pilot would refuse later: whether the prompt
-can be read in time there (which excludes CPUs that are too slow, SLINFER §V), and whether a decode step of every
-instance on the device still fits into a time per output token (case 3 of §VI-C).
+The pilot weighs each offer by what its engines do at that moment. The manager knows less: calls held, prompt
+lengths and mean outputs. Before it loads an instance it checks what the pilot would refuse: whether the prompt
+can be read in time (which excludes slow CPUs, §V), and whether a decode step of every instance on the device fits
+into a time per output token (case 3 of §VI-C).
 
-How much of a device an instance reserves: its weights, and a cache that follows what it serves (SLINFER §VII).
+A request's cache holds its prompt and at least the mean output (eq. 2). An instance that needs more grows beyond
+it by the `watermark` (25 %), and shrinks only when it is far too large, because a resize copies the cache (Figure
+17). Without room for the watermark the required size is enough (§VII-D).
 
-A request's cache holds its prompt and what it writes: at least the mean of the requests before it (eq. 2). An instance
-that needs more than it has grows at once to more than that (`watermark`, 25 %), and one that needs less
-shrinks only when it has far too much: a resize copies the cache (Figure 17). Where a device has no room for the
-watermark, what is required is enough (§VII-D). What is promised counts at once; the pilot lets an instance grow when
-another has really shrunk or gone (`stoker.pilot.core.memory`).
-
-Which instance is offered a call, and where a new one is loaded (SLINFER §V, §VIII-B).
-
-CPUs come first, since GPUs are scarce; of instances on devices of one sort the one with the largest batch, so that
-small ones run empty and go (bin packing). A new instance goes where it fits with the least to spare.
+CPUs come first, then large batches, so that small ones run empty (bin packing). A new instance goes where it fits
+with the least to spare.
 """
 
 from __future__ import annotations
@@ -37,35 +30,35 @@ from stoker.protocol.ids import RecipeKey
 
 
 LOOK_AGAIN_S = 0.1
-"""A load that takes longer than expected is granted this much more at a time."""
+"""Seconds granted at a time to a load that takes longer than expected."""
 
 
 def prompt_tokens(call: Call) -> int:
-    """Tokens that a call reads."""
+    """Return the tokens that a call reads."""
     features = call.spec.features
     return max(1, features.input_length) if features is not None else 1
 
 
 def output_tokens(call: Call) -> int:
-    """Tokens that a call is expected to write: the mean of its context's calls that have ended (SLINFER §VII-A)."""
+    """Return the tokens that a call is expected to write: the mean of its context's ended calls (§VII-A)."""
     features = call.spec.features
     return features.expected_output if features is not None else 0
 
 
 def staying(device: Device) -> list[Library]:
-    """The libraries of a device that are not about to end."""
+    """Return the libraries of a device that are not stopping."""
     return [library for library in device.libraries.values() if library.state is not LibraryState.STOPPING]
 
 
 class ComputeOutlook:
-    """What steps take on devices, by the measurements that contexts have (`ContextAdvice.steps`)."""
+    """Seconds of steps on devices, from the measurements of contexts (`ContextAdvice.steps`)."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """By the identity of a table, which contexts of one model share; the table is kept so that it stays its own."""
+        """By the identity of a table, which contexts of one model share."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
-        """What the steps of a context's engine take on a device; None where nobody has measured that."""
+        """Return the step times of a context's engine on a device; None if unmeasured."""
         advice = context.advice.get(device.facts.kind)
         times = advice.steps if advice is not None else None
         if times is None or not times.prefill or not times.decode:
@@ -76,13 +69,13 @@ class ComputeOutlook:
         return known[1]
 
     def prefill_s(self, context: Context, device: Device, call: Call) -> float:
-        """What it takes to read a call's prompt; 0 where nobody knows."""
+        """Return the seconds to read a call's prompt; 0 if unknown."""
         cost = self.cost(context, device)
         tokens = prompt_tokens(call)
         return cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
 
     def decode_s(self, library: Library) -> float:
-        """A decode step of a library with the calls that it holds; one that is loading will have one at least."""
+        """Return the seconds of a decode step with the calls held, at least one while it loads."""
         rows = len(library.held) or int(library.state is LibraryState.LOADING)
         cost = self.cost(library.context, library.devices[0]) if rows else None
         if cost is None:
@@ -91,12 +84,14 @@ class ComputeOutlook:
         return cost.decode_s(rows, tokens / rows if library.held else 1.0)[0]
 
     def is_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
-        """True if a device cannot read a call's prompt within `left_s`, even if it does nothing else."""
+        """True if a device cannot read a call's prompt within `left_s`, even alone."""
         return _wants_soon(call) and self.prefill_s(call.group.context, device, call) > left_s
 
     def is_too_full(self, device: Device, call: Call, *, left_s: float, leaving: frozenset[int]) -> bool:
-        """True if a new instance on a device would not serve a call in time beside the others there, for all that is
-        known. `left_s`: seconds until its first token is due; `leaving`: libraries that end for it."""
+        """True if a new instance would not serve a call in time next to the others on the device.
+
+        `left_s`: seconds until its first token is due; `leaving`: libraries that end for it.
+        """
         context, tpot_s = call.group.context, call.group.options.objective.tpot_s
         cost = self.cost(context, device)
         if cost is None:
@@ -114,10 +109,9 @@ def _wants_soon(call: Call) -> bool:
 
 
 def first_token_left_s(view: View, call: Call) -> float:
-    """Seconds until the first token of a waiting call is due; its load is granted on top (§IX-A).
+    """Return the seconds until the first token of a waiting call is due, without its load (§IX-A).
 
-    A call that is to be evicted would have its whole time again. One that was evicted has no limit: it may have had its
-    first token, and it must find a place, however late it is and however slow the devices are that are left.
+    An evicted call has no limit: it may have had its first token, and must find a place.
     """
     wanted_s = call.group.options.objective.first_token_s(prompt_tokens(call))
     if call.state is not CallState.WAITING:
@@ -126,14 +120,13 @@ def first_token_left_s(view: View, call: Call) -> float:
 
 
 def first_token_s(call: Call) -> float:
-    """The time to first token that a call wants; 0 = none."""
+    """Return the time to first token that a call wants; 0 = none."""
     features = call.spec.features
     return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
 
 
 def cold_start_s(view: View, call: Call) -> float:
-    """How long the cold start takes that a waiting call takes part in: the longest load of a library of its context
-    that is under way, or was when the call had come. 0 if there is none."""
+    """Return the longest load of the call's context that is running, or ran after the call arrived; 0 if none."""
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
@@ -148,33 +141,33 @@ def cold_start_s(view: View, call: Call) -> float:
 
 
 class CacheSizes:
-    """Sizes of reservations, with a watermark (0.25: a quarter more than is required)."""
+    """Sizes of reservations with a watermark (0.25: a quarter more than required)."""
 
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
 
     def required(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Bytes without which these calls do not fit at their peaks (eq. 2, with the weights). The least is what the
-        recipe declares, a cache of the longest text."""
+        """Return the bytes that these calls need at their peaks (eq. 2, with the weights), at least the declared
+        size.
+        """
         needs = context.recipe.needs
         tokens = sum(prompt_tokens(call) + output_tokens(call) for call in calls)
         return known_bytes(context, device.facts) + needs.token_bytes * max(0, tokens - needs.cache_tokens)
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """The same with the watermark: of the cache, not of the weights."""
+        """Return `required` with the watermark on the cache, not on the weights."""
         return self._with_watermark(required, _weights(context, device))
 
     def _with_watermark(self, required: int, weights: int) -> int:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """What an instance has to reserve for one more call: 0 if what it has will do, None if its device has no
-        room."""
+        """Return the bytes to reserve for one more call: 0 if enough is reserved, None if the device has no room."""
         device = library.devices[0]
         return self.grow(library, self.required(library.context, device, (*library.held.values(), call)))
 
     def grow(self, library: Library, required: int) -> int | None:
-        """What an instance has to reserve so that it has what is required, as `admit` says."""
+        """Return the bytes to reserve for `required`, as `admit`."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -184,13 +177,13 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def lacks(self, library: Library, call: Call) -> int:
-        """Bytes that the devices of an instance would have to have free for one more call."""
+        """Return the bytes that the devices lack for one more call."""
         device = library.devices[0]
         required = self.required(library.context, device, (*library.held.values(), call))
         return required - library.promised_bytes - min(each.budget_bytes for each in library.devices)
 
     def shrink(self, library: Library) -> tuple[Resize, ...]:
-        """What an instance gives back, if it has far more than it needs (§VII-B): not while a resize is under way."""
+        """Shrink an instance that is far too large (§VII-B), unless a resize is running."""
         if library.resizing or library.state is not LibraryState.READY:
             return ()
         context, device = library.context, library.devices[0]
@@ -204,7 +197,6 @@ class CacheSizes:
 
 
 def _weights(context: Context, device: Device) -> int:
-    """Of what a recipe declares that which is no cache."""
     needs = context.recipe.needs
     return known_bytes(context, device.facts) - needs.token_bytes * needs.cache_tokens
 
@@ -213,27 +205,25 @@ def _weights(context: Context, device: Device) -> int:
 
 
 def shares_by_token(context: Context) -> bool:
-    """True for a language model that takes one device, whose cache grows with what it serves. Others, and models that
-    take several devices (§X), are served as by default."""
+    """True for a language model on one device whose cache grows with its calls."""
     needs = context.recipe.needs
     return needs.token_bytes > 0 and needs.devices == 1
 
 
 def instances(context: Context) -> list[Library]:
-    """The ready instances of a context in the order in which they are offered a call."""
+    """Return the ready instances of a context in the order of offers."""
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
     ready.sort(key=lambda x: (not x.devices[0].facts.on_host, -len(x.held), x.id))
     return ready
 
 
 def loading(context: Context) -> list[Library]:
-    """The instances of a context that are on their way."""
+    """Return the loading instances of a context."""
     return [x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable]
 
 
 class InstancePlaces:
-    """Where there is room for a new instance. `shares`: instances of several models share a device; else each has one
-    for itself. `uses_cpus`: CPUs serve as well."""
+    """Finds room for new instances. `shares`: instances share a device; `uses_cpus`: CPUs serve as well."""
 
     def __init__(self, sizes: CacheSizes, compute: ComputeOutlook, *, shares: bool, uses_cpus: bool) -> None:
         self._sizes = sizes
@@ -242,8 +232,7 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Actions that load an instance for a call: instances that do nothing leave for it. Empty where there is no
-        room."""
+        """Load an instance for a call, in place of idle ones where needed; empty if there is no room."""
         best: tuple[tuple[bool, int, int, str], list[Action]] | None = None
         for device, size, idle in self.places(view, call):
             room, gone = device.budget_bytes, list[Library]()
@@ -263,7 +252,7 @@ class InstancePlaces:
         return best[1] if best is not None else []
 
     def size(self, device: Device, call: Call) -> int:
-        """Bytes without which an instance for a call is not loaded on a device."""
+        """Return the bytes that an instance for a call needs on a device."""
         if not self._shares:
             return device.facts.memory_bytes
         return self._sizes.required(call.group.context, device, (call,))
@@ -271,9 +260,11 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, leaving: frozenset[int] = frozenset(), ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Devices where a new instance would serve a call in time, with the bytes that it needs there and the instances
-        that do nothing, the one that was used longest ago first. There is room for it, with `ends_idle` once those have
-        left. `leaving`: libraries that end anyway."""
+        """Yield devices where a new instance would serve a call in time, its bytes, and idle instances, least
+        recently used first.
+
+        With `ends_idle` the idle ones make room. `leaving`: libraries that end anyway.
+        """
         context, left_s = call.group.context, first_token_left_s(view, call)
         for device in view.devices():  # what is cheap to see comes first: a call that waits is looked at often
             if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
@@ -296,7 +287,7 @@ class InstancePlaces:
             yield device, size, idle
 
     def fits_elsewhere(self, view: View, calls: Iterable[Call], *, but: Library) -> bool:
-        """True if each of these calls of an instance would find room without it: in another instance, or a new one."""
+        """True if each of these calls would find room without `but`: in another instance, or in a new one."""
         for call in calls:
             others = [x for x in instances(call.group.context) if x is not but]
             if any(self._sizes.admit(other, call) is not None for other in others):
