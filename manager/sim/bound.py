@@ -1,61 +1,34 @@
-"""How much work devices could do until a time, at the most: capacity as the scenario gives it, less what each block
-needs before it is of use.
+"""A clairvoyant lower bound on the end of a scenario's calls, whatever the policy.
 
-A block is of use at time t only if it has run since t - s at least, where s is the least that passes from its start to
-its first call. So it ran at every moment of the s seconds before t, and of such blocks there were never more than the
-capacity of any of those moments: the useful ones are at most the least capacity within [t - s, t]. That holds whichever
-blocks were preempted, and whenever others were asked for.
+Each reason below holds for every policy, so the largest bound counts.
 
-Where blocks have a walltime w there is a second limit. A block that lasts l is of use for at most l - s of that, which
-is at most the share (w - s) / w of l, since l is at most w; and all blocks together last at most as long as the
-integral of the capacity says.
+*One call.* Its context must be known (its first call has arrived), a pilot must have started, fetched the files and
+loaded the context; then the call runs on the best device.
 
-What a context costs at the least on each source of pilots, in seconds: on the way to it, and for each call.
+*All calls.* Devices are useful from the end of their cheapest first load. Calls that arrive after r are done after r,
+so for each arrival time r the devices need time for all that arrives from r on.
 
-The least is taken over all that a policy may do: keep the files or read them again, load early, try until chance is
-kind. `stoker.manager.sim.bound` says what follows from it.
+- Sharing calls among different devices is a linear program. By weak duality any prices for device time give a bound:
+  each call costs at least its cheapest price, all devices together earn the rest. Prices in proportion to the speeds of
+  the kinds for each context are tried, and the scenario's own speeds.
+- A library of several devices takes them all, and so do its calls.
+- A call to an engine takes its part of each step; a step of a full batch is cheapest.
+- Calls on a device share what it computes (`stoker.manager.sim.device`).
+- Loads take memory from a library's start to its end. How many fit at once is a packing problem, bounded by the dual
+  feasible functions of Fekete and Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical
+  Programming 91, 2001): where k + 1 libraries do not fit, each takes a k-th of the device.
+- With a walltime, the time before a block is useful is lost again and again.
+- Contexts of lower awareness are loaded for each call, those of full awareness once on each device.
 
-A clairvoyant lower bound: no policy can have a scenario's calls done sooner, whatever it knew beforehand.
+*The shared storage.* Contexts without awareness read their files for each call.
 
-Each of these is a reason why a run takes at least so long. All of them hold for every policy, so the largest counts.
+*Capacity.* A block is useful at t only if it has run since t - s, where s is the least time from its start to its first
+call. So the useful blocks are at most the least capacity within [t - s, t], whichever blocks were preempted. With a
+walltime w, a block of length l <= w is useful for at most l - s <= l (w - s) / w.
 
-*One call.* Its context must be known (the first call that wants it has come), some pilot must have started, have got
-the context's files and loaded it; then the call itself takes what it takes on the device that is best for all this.
-
-*All calls.* Work is done by devices, and only so many are there (`stoker.manager.sim.bound`): a device is of use from
-the end of its first load on, the cheapest one that there is. What comes after a time r must be done after r, so for
-each r in which calls come, the devices must have had time for all that comes from r on.
-
-- Where devices differ, calls may be shared out in the best of all ways. How well that can be done is a linear program:
-  so much of each call on each kind of device, no kind for longer than it is there. Any prices for device time give a
-  bound on it, by weak duality: what the calls cost at least, each on the kind where it is cheapest, is paid with what
-  all devices earn. Prices in proportion to the kinds' speeds for one of the contexts are tried, and so are the
-  scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
-- A library of several devices takes them all, and so does what it runs.
-- A call to an engine takes its part of each step that it is in; a step of a full batch costs each of its requests least
-  (`stoker.manager.sim.world`).
-- What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
-  call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
-- Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
-  end; how many do so at once is a packing problem, of which the dual feasible functions of Fekete and Schepers ("New
-  classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001) give bounds: where k + 1
-  of a context do not fit, each takes a k-th of the device.
-- Where blocks have a walltime, the time that each needs before it is of use is lost again and again.
-- Contexts of lower awareness are loaded for each call; those of full awareness once on each device, for all that is
-  known. A context that may be kept may also be forgotten, so this bounds what baselines do as well.
-
-*The shared storage.* What has no awareness reads its files from there for each call.
-
-A run comes to less than this only where calls fail, or a policy drops them: they take no time.
-
-It is not for gangs, nor for worlds whose calls leave checkpoints: there a call may begin on one kind of device and go
-on elsewhere as soon as something better is there. Nothing is said of such (zero, which no run is below).
-
-What is left out makes the bound lower, never higher: messages, polling, drains, calls that run again, bytes that flows
-take from each other, the first items of a process, and spreads of what a policy could try again until chance is kind
-(waits, boots, loads: the least that chance can do is taken). How long a call takes is known to the clairvoyant. Calls
-may be cut into pieces (they may be evicted with their progress), so that three calls on two devices take one and a half
-times one call. The agenda rounds times to microseconds: what follows each other in a run counts that much less.
+Runs end earlier only where calls fail or are dropped. For gangs and worlds with checkpoints the bound is 0. It leaves
+out messages, polling, drains, reruns, contention of flows and warm-up, and takes the luckiest waits, boots and loads.
+Calls may be split, as they may be evicted with their progress; steps count the agenda's rounding.
 """
 
 from __future__ import annotations
@@ -79,11 +52,11 @@ from stoker.protocol.ids import make_call_id
 
 
 Steps = list[tuple[float, float]]
-"""What a quantity is from each time on, until the next; zero before the first."""
+"""A value from each time on; 0 before the first."""
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
-    """Blocks that may run: as the capacity says, at most so many, none before a time."""
+    """Return blocks that may run: the capacity, at most `most`, none before a time."""
     before = 0.0
     steps: Steps = []
     for at, blocks in capacity:
@@ -96,7 +69,7 @@ def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) 
 
 
 def useful(steps: Steps, *, setup_s: float) -> Steps:
-    """Of blocks that may run, the most that have run for so long: the least of each window."""
+    """Return the most blocks that have run for `setup_s`: the least of each window."""
     times = [at for at, _ in steps]
     values = [0.0, *(value for _, value in steps)]  # one more at the front: before the first step there are none
     moments = sorted({*times, *(at + setup_s for at in times)})
@@ -109,7 +82,7 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
 
 
 def clipped(steps: Steps, *, from_s: float) -> Steps:
-    """The same, but zero before a time."""
+    """Return the same steps, 0 before a time."""
     at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
     return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
 
@@ -133,14 +106,14 @@ class Supply:
         self._amounts = [0.0, *accumulate(spans)] if self._times else []
 
     def until(self, at: float) -> float:
-        """How much can have been done by a time."""
+        """Return the work possible until a time."""
         place = bisect_right(self._times, at) - 1
         if place < 0:
             return 0.0
         return self._amounts[place] + self._rates[place] * (at - self._times[place])
 
     def when(self, amount: float) -> float:
-        """The earliest time by which so much can have been done; infinite if that is never so."""
+        """Return the earliest time for an amount of work; infinite if never."""
         if amount <= 0:
             return 0.0
         place = bisect_left(self._amounts, amount) - 1
@@ -154,11 +127,11 @@ class Supply:
 
 
 _STEPS = 10
-"""Steps from the order to load until a context is hot, at the most."""
+"""The most steps from the order to load until a context is ready."""
 
 
 class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """What the clairvoyant knows of a call: how much longer than the mean it takes (`factor`), its tokens."""
+    """A call as the clairvoyant knows it. `factor`: its run time over the mean."""
 
     at_s: float
     context: str
@@ -171,14 +144,12 @@ class LeastCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on the devices of one source; see `stoker.manager.sim.library` for what a load consists of.
+    """A context on the devices of one source, with its least costs in seconds.
 
-    `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
-    `known_at`: when the first call wants the context. `slots`: its calls that a device runs at a time at full speed;
-    `at_once`: those that one library runs; `devices`: what it takes. `boot_s`: from a block's start to its pilots.
-    `first_s`: from there until a call can begin; `once_s`: of that, what no later call has to wait for again;
-    `again_s`: what each call takes up besides itself. `begins_at`: the earliest time at which a call of the context can
-    begin here.
+    `source`: its number. `starts_at`, `pilot_at`: earliest start of a block and its pilot. `known_at`: arrival of
+    the context's first call. `slots`: calls that a device runs at full speed; `at_once`: calls of one library.
+    `boot_s`: from a block's start to its pilots; `first_s`: from there to a call; `once_s`: the part of it that
+    later calls skip; `again_s`: the load before each call. `begins_at`: earliest begin of a call.
     """
 
     context: str
@@ -200,24 +171,24 @@ class Placement(msgspec.Struct, frozen=True):
     item_s: float
     devices: int
     floor: EngineFloor | None = None
-    """The least that its engine takes for a call, if it has one."""
+    """Least step times of its engine."""
 
     def run_s(self, call: LeastCall) -> float:
-        """The least that a call takes here."""
+        """Return the least seconds of a call here."""
         if self.floor is not None:
             return self.floor.run_s(call.prompt, call.output)
         return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
 
     def device_s(self, call: LeastCall) -> float:
-        """The least that a device here computes for it."""
+        """Return the least device-seconds of a call here."""
         return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """The steps of a load that a world's links and a context's model determine, in seconds.
+    """Steps of a load in seconds.
 
-    `fetch_s`: the files to a node, over its link; `kept_s`: a load from a node that has them; `afresh_s`: a load that
-    reads them from the shared storage.
+    `fetch_s`: files to a node; `kept_s`: a load from a node that has them; `afresh_s`: a load from the shared
+    storage.
     """
 
     fetch_s: float
@@ -226,7 +197,7 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
-    """Where each of these contexts may be. `first_at`: when the first call of each comes."""
+    """Return where each of these contexts may be. `first_at`: when its first call arrives."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
     return [
         place
@@ -272,8 +243,7 @@ def _place(
 def _fetched_at(
     world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> float:
-    """When a node of this source can have all files of a context. A file is wanted as soon as any context that is kept
-    on disk wants it; what is wanted from a time on is fetched after that."""
+    """Return when a node of this source can have all files of a context, given when each file is first wanted."""
     links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
     for name, at in first_at.items():
         if world.contexts[name].awareness is not Awareness.NONE:
@@ -315,7 +285,6 @@ def _way(links: Links, model: ContextModel, kind: str) -> _Way:
 
 
 def _starts_at(source: SourceModel) -> float:
-    """When a block can start, as far as the queue goes."""
     return max(0.0, source.wait_s * least_factor(cv=source.wait_cv) - TICK_S)
 
 
@@ -324,7 +293,6 @@ def _boot_s(source: SourceModel) -> float:
 
 
 def _pilot_at(source: SourceModel) -> float:
-    """When its first pilot can be there; infinite if it never has any."""
     starts_at, blocks = _starts_at(source), 0
     for at, count in (*source.steps, (math.inf, 0)):
         if at > starts_at and blocks:
@@ -334,7 +302,6 @@ def _pilot_at(source: SourceModel) -> float:
 
 
 def _may_be_on(model: ContextModel, kind: str) -> bool:
-    """As `stoker.manager.policies.where_to_load.is_of_kind`: by a kind's whole name or its first word."""
     return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
 
 
@@ -342,29 +309,24 @@ def _may_be_on(model: ContextModel, kind: str) -> bool:
 
 
 class Limit(enum.Enum):
-    """What holds a run up, at the least."""
+    """What limits a run."""
 
     DEVICES = "device time"
-    """All calls together, on all the devices that there can be."""
     CALL = "one call"
-    """A call that comes late or takes long, after the way to a loaded context."""
     STORAGE = "the shared storage"
-    """Files that are read for each call."""
     NEVER = "devices"
-    """There are not enough of them, however long one waits."""
     UNKNOWN = "nothing that is known"
-    """Calls of gangs, or ones that leave checkpoints."""
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """When the last call can have ended, at the earliest, in seconds; infinite if that can never be."""
+    """Earliest possible end of the last call in seconds; infinite if never."""
 
     ends_at: float
     limit: Limit
 
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
-    """When a run of this world with these calls can be over, at the earliest, under this seed."""
+    """Return the earliest end of a run of this world with these calls under this seed."""
     calls = list(_bound_calls(world, arrivals, Stream(seed, "calls")))
     if not calls:
         return Bound(0.0, Limit.CALL)
@@ -397,13 +359,11 @@ def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> I
 
 
 def _one_call(calls: list[LeastCall], places: list[Placement]) -> float:
-    """The end of the call that ends last, had it everything to itself."""
     of = _by_context(places)
     return max(min(max(call.at_s, place.begins_at) + place.run_s(call) for place in of[call.context]) for call in calls)
 
 
 def _storage(world: World, calls: list[LeastCall], places: list[Placement]) -> float:
-    """When the files that are read again for each call can all have been read."""
     sizes, operations = 0.0, 0.0
     for call in calls:
         model = world.contexts[call.context]
@@ -418,7 +378,6 @@ def _storage(world: World, calls: list[LeastCall], places: list[Placement]) -> f
 
 
 def _devices(world: World, calls: list[LeastCall], places: list[Placement]) -> Iterator[float]:
-    """When all devices together can have done it all: one bound for each way of looking at them."""
     loads_again = any(place.again_s for place in places)
     lasting = any(source.walltime_s for source in world.sources)
     for prices in _prices(calls, places):
@@ -435,15 +394,14 @@ def _devices(world: World, calls: list[LeastCall], places: list[Placement]) -> I
 
 
 class _DeviceShare(NamedTuple):
-    """What part of a device a call takes up for a second of its own, and of the load before it, so that what is there
-    at once is at most one."""
+    """Share of a device that a call, and its load, take for each of their seconds."""
 
     run: float
     load: float
 
 
 _Priced = dict[str, list[tuple[Placement, _DeviceShare]]]
-"""Where each context may be, and what a second of a call and of a load costs there."""
+"""Where each context may be, and the price of a second there."""
 
 
 def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Placement, _DeviceShare]) -> _Priced:
@@ -459,7 +417,7 @@ def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Place
 def _runs(
     world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float]
 ) -> float:
-    """Calls alone, against devices on which something has been loaded. What comes from a time on is done after it."""
+    """Bound by calls alone, on devices where a context is loaded. Later arrivals are done later."""
     parts = []
     for number, source, mine in _sources(world, places):
         may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
@@ -479,8 +437,7 @@ def _runs_and_loads(
     world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float],
     takes_s: Callable[[Placement, LeastCall], float],
 ) -> float:  # fmt: skip
-    """Calls, with the loads that each of them needs, against devices whose blocks end at their walltime. `takes_s`: the
-    seconds of a call in which it takes up its part of a device."""
+    """Bound by calls and their loads, on blocks with a walltime. `takes_s`: seconds in which a call takes its share."""
     parts = []
     for number, source, mine in _sources(world, places):
         steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
@@ -499,7 +456,6 @@ def _runs_and_loads(
 
 
 def _sources(world: World, places: list[Placement]) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
-    """Sources that are of use, by number, and the contexts that may be there."""
     for number, source in enumerate(world.sources):
         mine = [place for place in places if place.source == number]
         if mine:
@@ -507,19 +463,17 @@ def _sources(world: World, places: list[Placement]) -> Iterator[tuple[int, Sourc
 
 
 def _at_once(place: Placement) -> int:
-    """How many libraries of the context a device holds at the same time; 0: any number."""
     return place.device_bytes // place.memory_bytes if place.memory_bytes else 0
 
 
 def _dual_feasible(place: Placement, k: int) -> float:
-    """u(k) of Fekete and Schepers, of the part of the device's memory that the context takes: parts that sum up to one
-    at most are given numbers that do so too. k = 0: the parts themselves."""
+    """Return u(k) of Fekete and Schepers for the context's share of the device memory; k = 0: the share itself."""
     whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
     return whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
 
 
 def _prices(calls: list[LeastCall], places: list[Placement]) -> Iterator[dict[int, float]]:
-    """What device time of each source is worth, in a few ways; none twice."""
+    """Yield prices of device time by source, in a few ways."""
     of = _by_context(places)
     tried = {_scaled({place.source: place.speed for place in places}): None}
     for name in of:
@@ -534,7 +488,6 @@ def _prices(calls: list[LeastCall], places: list[Placement]) -> Iterator[dict[in
 
 
 def _scaled(prices: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """The same prices, the highest of them one."""
     highest = max(prices.values())
     return tuple((source, worth / highest) for source, worth in prices.items())
 

@@ -1,7 +1,7 @@
-"""Worlds in which nothing could ever happen, or in which something would never end, refused before they are run.
+"""Refuses worlds in which nothing could happen or something would never end.
 
-Each part of a world checks itself when it is made (`stoker.manager.sim.world`); here is what concerns several parts,
-and the calls. A world that passes may still be a bad one: a policy can fail in it.
+Each part of a world checks itself when it is made (`stoker.manager.sim.world`). This module checks how parts fit
+together, and the calls.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from stoker.units import show_bytes, show_seconds
 
 
 class ImpossibleSetting(NamedTuple):
-    """What cannot be. `at` is the path of a setting of the world, as its file has it; `problem` begins with its last
-    part. `named`: the same path with sources by name."""
+    """A setting that cannot be.
+
+    `at`: its path in the file; `problem` begins with its last part. `named`: the path with sources by name.
+    """
 
     at: tuple[str, ...]
     problem: str
@@ -29,15 +31,17 @@ class ImpossibleSetting(NamedTuple):
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
-    """Raise ConfigError with the first thing that `impossible` finds."""
+    """Raise ConfigError with the first problem that `impossible` finds."""
     for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
         table = ".".join(named[:-1])
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """What cannot be in a world. `wanted`: contexts of its calls. `until_s`: when a run is cut off; 0 = never, and then
-    a run must be able to end."""
+    """Yield what cannot be in a world.
+
+    `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none, and then a run must be able to end.
+    """
     for at, problem, _ in _impossible(world, wanted, until_s):
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
         yield ImpossibleSetting(at, problem, named)
@@ -58,7 +62,7 @@ def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator
 
 
 def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
-    """What can be in a world, but is hardly meant: a sentence each. The world is a possible one."""
+    """Yield a sentence for each setting that is possible but hardly meant."""
     models = [(name, world.contexts[name]) for name in wanted]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
@@ -85,15 +89,13 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
 
 
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """The same calls; raises ConfigError at the first that cannot be: it comes before the one before it, it has no
-    items, its context is not in the world, or no block lives long enough for it."""
+    """Yield the same calls; raise ConfigError at the first impossible one."""
     before_s = 0.0
     seen: set[tuple[object, ...]] = set()
     served = {name for name, model in world.contexts.items() if model.engine}
     timed = any(source.walltime_s for source in world.sources)
 
     def lengths_of(arrival: Arrival) -> tuple[int, int]:
-        """What tells calls to an engine apart, where a block may end before they do."""
         return (arrival.prompt, arrival.written) if timed and arrival.context in served else (0, 0)
 
     for number, arrival in enumerate(arrivals):
@@ -208,7 +210,6 @@ def _sources(world: World) -> Iterator[ImpossibleSetting]:
 
 
 def _numbers(world: World) -> Iterator[ImpossibleSetting]:
-    """Numbers that have no bounds in their types."""
     operations = world.links.shared_operations
     if not 0 <= operations < math.inf:
         problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
@@ -216,7 +217,6 @@ def _numbers(world: World) -> Iterator[ImpossibleSetting]:
 
 
 def _engines(world: World) -> Iterator[ImpossibleSetting]:
-    """Contexts that have an engine on some devices, and could be loaded on others."""
     for name, model in world.contexts.items():
         at = ("contexts", name, "engine")
         for kind in model.engine:
@@ -292,7 +292,6 @@ def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossib
 
 
 def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
-    """Sources with devices that can hold a context."""
     for source in world.sources:
         kind = world.devices.get(source.kind)
         if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind) and _has_devices(model, source):
@@ -304,13 +303,12 @@ def _has_devices(model: ContextModel, source: SourceModel) -> bool:
 
 
 def _libraries(model: ContextModel, source: SourceModel) -> int:
-    """Libraries of a context that there can be at a time, each on devices of its own."""
+    """Return how many libraries of a context a source can hold at once."""
     blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
     return blocks * source.nodes * (source.devices // model.devices)
 
 
 def _may_be_on(model: ContextModel, kind: str) -> bool:
-    """As `stoker.manager.policies.where_to_load.is_of_kind`: by a kind's whole name or its first word."""
     return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
 
 
@@ -319,7 +317,7 @@ def _fits(model: ContextModel, kind: DeviceKind) -> bool:
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
-    """The least time from the start of a block until its context is loaded; spreads are left out."""
+    """Return the least seconds from a block's start to a loaded context, without spreads."""
     links = world.links
     size = sum(files.size_bytes for files in model.files)
     if model.awareness is Awareness.NONE:
@@ -342,7 +340,7 @@ def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by a name that is not there: the one that is nearly it, or all that there are."""
+    """Return a hint for an unknown name: the nearest known one, or all of them."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""A simulated program: it submits calls when they come, and counts how they end."""
+"""A simulated program: it submits calls at their time and counts how they end."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 
 NO_OBJECTIVE = Objective()
 ACKNOWLEDGED = 1000
-"""So many results are taken before the manager is told that it may forget them."""
+"""Results after which the manager may forget them."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens.
+    """A call that arrives at a time. Lengths are in tokens.
 
-    `gang`: on how many libraries together it may run, at least and at most. `fixed_s`: what it takes before its first
-    item, on however many; `shared_s`: the same on one, which those of a gang share. `items_done`: it ends after so many
-    of its `items` (0 = all of them), which no policy knows.
+    `deadline_s` counts from the arrival (0 = none). `gang`: the least and most libraries that run it together.
+    `fixed_s`: seconds before its first item on any gang; `shared_s`: the same on one library, divided among a
+    gang. `items_done`: items after which it ends (0 = all), unknown to policies.
 
-    `output`: tokens that a call to an engine writes (0 = `expected_output`), which no policy knows either: it is told
-    `expected_output`, or where that is 0 the mean of the calls of its context that have ended. `objective`: when its
-    tokens should come. `variants`: other contexts that can serve it, best first.
+    `output`: tokens that a call to an engine writes (0 = `expected_output`). Policies see `expected_output`, or
+    the mean of ended calls if that is 0. `objective`: when its tokens should come. `variants`: other contexts
+    that can serve it, best first.
     """
 
     at_s: float
@@ -78,13 +78,13 @@ class SimClient:
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}
-        """The context and the output of calls that have not ended."""
+        """Context and output of open calls."""
         self._outputs: dict[str, tuple[int, float]] = {}
-        """Of each context: calls that have ended, and the mean of their outputs."""
+        """Per context: ended calls, and the mean of their outputs."""
 
     @property
     def done(self) -> bool:
-        """Whether every call has come and ended."""
+        """True once every call has arrived and ended."""
         return self._next is None and self.ended == self.submitted
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class SimClient:
             self._sim.agenda.at(self._next.at_s + self._gathers_s, self._submit)
 
     def _submit(self) -> None:
-        """Everything that has come by now, in one frame; a deadline counts from the first of those that go together."""
+        """Submit everything that has arrived in one frame."""
         now, sim = self._sim.agenda.now, self._sim
         messages: list[to_manager.FromClient] = []
         batch: list[CallSpec] = []
@@ -146,13 +146,10 @@ class SimClient:
         self._expect()
 
     def _features(self, arrival: Arrival) -> Features:
-        """What policies may know: of the output what history says, where the program says nothing."""
         expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
         return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s)
 
     def _told(self, wanted: Objective) -> Objective:
-        """Of an objective what the policy honours: a call that wishes for anything else would be refused. What becomes
-        of the rest is recorded all the same."""
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)
@@ -161,7 +158,6 @@ class SimClient:
         return wanted if "tpot_s" in honours else replace(wanted, tpot_s=0.0)
 
     def _expect_tokens(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
-        """Keep what nobody but the engine knows of a call, and when its tokens are due."""
         if arrival.output:
             self._written[call] = arrival.context, arrival.output
         if self._sim.world.contexts[arrival.context].engine:
@@ -172,7 +168,6 @@ class SimClient:
             )
 
     def _has_written(self, call: CallId) -> None:
-        """A call has ended: what it wrote is known from now on."""
         context, output = self._written.pop(call, ("", 0))
         if output:
             count, mean = self._outputs.get(context, (0, 0.0))
@@ -182,7 +177,7 @@ class SimClient:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
     def hear(self, message: to_client.ToClient) -> None:
-        """Results; nothing else concerns a program."""
+        """Take results; ignore other messages."""
         if not isinstance(message, to_client.Results):
             return
         for end in message.ends:
@@ -209,7 +204,7 @@ class SimClient:
 
 
 def recipe_of(name: str, model: ContextModel) -> Recipe:
-    """The recipe that a context of the world stands for."""
+    """Return the recipe of a context of the world."""
     kept = model.awareness is not Awareness.NONE
     engine = model.engine_on(model.kinds[0] if model.kinds else "")
     grows = engine is not None and engine.token_bytes > 0

@@ -1,9 +1,8 @@
-"""Objects on their way to a simulated pilot's disk, along the paths that the manager plans.
+"""Objects in transit to a simulated pilot's disk, along the paths that the manager plans.
 
-The manager sends pilots to others that are getting the object themselves; such a pilot passes on parts as they come.
-Here an object is a fluid, and a giver may have given more than it has itself: so a fetch whose bytes have come is not
-complete before somebody who gives it has the whole. If such a giver is lost before, what it did not have must come
-from elsewhere.
+The manager may name pilots that still fetch the object; they pass on parts as they come. An object is a fluid
+here, and a giver may have sent more than it has. So a fetch with all bytes completes only when one of its givers
+has the whole object. If a giver is lost before, the bytes that it lacked must come from elsewhere.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ class Neighbourhood(Surroundings, Protocol):
 
 
 class _Fetch:
-    """One object that is on its way, or waits for a source."""
+    """One object in transit, or waiting for a source."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
         self.left = float(ref.size_bytes)
-        """Bytes to come, when its transfer begins."""
+        """Missing bytes when its transfer begins."""
         self.began_at = now
         self.transfer: Transfer | None = None
         self.sources: tuple[ObjectHolder | None, ...] = ()
-        """Who gives it just now, in the order of the transfer's paths; None is the place that it comes from."""
+        """Givers in the order of the transfer's paths; None is the origin."""
         self.moved: dict[ObjectHolder | None, float] = {}
-        """Bytes that came from each, before the paths changed last."""
+        """Bytes from each before the paths last changed."""
         self.operations_left = False
         self.bytes_here = False
 
@@ -68,20 +67,20 @@ class Fetching:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
         self._waiting_for_whole: dict[str, list[tuple[ObjectHolder, _Fetch]]] = {}
-        """Others that have all bytes of an object from here, before here was all of it."""
+        """Fetches of others that have all bytes from here and wait for the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
-        """An object is wanted here; the manager is to say from whom it may be had."""
+        """Wait for an object; the manager will name sources."""
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
 
     def stop(self, name: str) -> None:
-        """An object is not wanted any more."""
+        """Stop fetching an object."""
         fetch = self._fetches.pop(name, None)
         if fetch is not None and fetch.transfer is not None:
             self._pilot.sim.network.stop(fetch.transfer)
 
     def told(self, order: FetchObject) -> None:
-        """From whom an object may be had from now on."""
+        """Fetch an object from these sources from now on."""
         fetch = self._fetches.get(order.object.name)
         if fetch is None or fetch.bytes_here:
             return
@@ -111,7 +110,6 @@ class Fetching:
                 self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
-        """Opening many small files takes the file server time as well."""
         sim = self._pilot.sim
         count = sim.operations_of.get(fetch.ref.name, 0)
         if count and not fetch.operations_left:
@@ -157,18 +155,17 @@ class Fetching:
             other.fetching._maybe_here(waiting)
 
     def _came(self, origin: float, peers: float) -> None:
-        """Note how many bytes came from where."""
         sim = self._pilot.sim
         for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
     def tell_when_whole(self, other: ObjectHolder, fetch: _Fetch) -> None:
-        """Somebody has had from here all that he needs of an object that is not whole here."""
+        """Complete another pilot's fetch once the object is whole here."""
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
-        """The pilot is over: nothing comes any more, and what it gave without having it must come from elsewhere."""
+        """Stop everything; bytes that were given without being here must come from elsewhere."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -184,8 +181,10 @@ class Fetching:
                 other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _lost(self, fetch: _Fetch, giver: ObjectHolder, *, left: float) -> None:
-        """One who gave an object is gone, without these bytes of it. The manager says who gives them instead. One to
-        whom all bytes had come, from others who lacked some, is taken to have had none."""
+        """A giver is gone: fetch the bytes that it lacked again.
+
+        A giver that had all its bytes from incomplete givers counts as having had none.
+        """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
         if not fetch.bytes_here:

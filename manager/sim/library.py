@@ -1,7 +1,7 @@
-"""The process of a simulated library, from its start to its end, with the turns that a real one has.
+"""The process of a simulated library, from start to end.
 
-The pilot's core decides (which stage follows which, what the manager hears); this is what its orders reach, in virtual
-time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and says what a library's process says.
+The pilot's core decides the stages and what the manager hears. This module carries out its orders in virtual
+time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.units import show_bytes
 
 
 class LibraryHost(Protocol):
-    """The pilot that a library's process is on."""
+    """The pilot of a library's process."""
 
     id: PilotId
     number: int
@@ -43,21 +43,21 @@ class LibraryHost(Protocol):
 
     @property
     def sim(self) -> Gatherer:
-        """The simulation that it is part of."""
+        """The simulation."""
 
     def handle(self, event: Event) -> None:
-        """Tell the pilot's core of an event."""
+        """Give the pilot's core an event."""
 
 
 _Part = tuple[int, CallRun]
-"""A member's rank, and the run that it is to join."""
+"""A member's rank, and the run to join."""
 _GB = 1e9
 _REFUSED = -1
 """Answers a resize that the context refuses."""
 
 
 class SimLibrary:
-    """One library's process on a simulated pilot. Before it is started it only holds its devices."""
+    """One library's process on a simulated pilot. Before `start` it only holds its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
@@ -69,17 +69,15 @@ class SimLibrary:
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls that take a slot: they run, or wait for the rest of their gang."""
+        """Calls in slots: they run, or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
         self.slots = self.model.slots_on(pilot.kind)
-        """Calls that it runs at a time."""
         self.part = 1 / self.slots
-        """What a call wants of each device."""
+        """Share of each device that a call wants."""
         alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
         self.compute: Callable[..., RunningWork] = alone
         self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
-        """Items that this process has begun."""
         self._served = 0
         self.ordered_at = pilot.sim.agenda.now
         self.ready_at = math.inf
@@ -87,12 +85,12 @@ class SimLibrary:
         self._stops = False
         self.is_over = False
         self._resizes: deque[int] = deque()
-        """Sizes that it was told to take on; it is at work on the first."""
+        """Ordered sizes; the first is in progress."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
-        """What must have come before it goes on."""
+        """Transfers that it waits for."""
         self.batch = self._new_batch(ordered)
-        """What its engine serves; None if its context has none."""
+        """The batch of its engine, if it has one."""
         for device in self.devices:
             device.hold()
 
@@ -106,13 +104,13 @@ class SimLibrary:
         return ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
 
     def say(self, message: to_agent.ToAgent) -> None:
-        """Tell the pilot something."""
+        """Send the pilot a message."""
         self.pilot.handle(FromLibrary(self.number, (message,)))
 
     # ---- from the start to the context
 
     def start(self) -> None:
-        """Its objects are here: the process is made."""
+        """Start the process: its objects are here."""
         self._started_at = self.pilot.sim.agenda.now
         self.pilot.sim.agenda.after(self.model.start_s, self._load)
 
@@ -138,7 +136,6 @@ class SimLibrary:
             self._work()
 
     def _work(self) -> None:
-        """Its files are read: what the loader computes."""
         if self._moves or self.is_over:
             return
         model, sim = self.model, self.pilot.sim
@@ -189,7 +186,7 @@ class SimLibrary:
     # ---- what its pilot says
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Do what the pilot says."""
+        """Carry out a message of the pilot."""
         match message:
             case to_library.Run():
                 self._run(message.calls, gang=message.gang)
@@ -213,7 +210,6 @@ class SimLibrary:
                 pass
 
     def _run(self, calls: list[CallSpec], *, gang: GangPlace | None) -> None:
-        """Calls have come for it, or its part of a gang's."""
         turns, slots, running = self.turns, self.slots, self.running
         begins = not turns
         for spec in calls:
@@ -226,13 +222,13 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """What it takes to come to hold so much of a device: an engine's weights stay where they are."""
+        """Return the seconds of a resize; an engine's weights stay in place."""
         engine = self.model.engine_on(self.pilot.kind)
         moved = size - engine.weights_bytes if engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
     def _resize(self) -> None:
-        """Take on the next size that it was told. An engine computes nothing meanwhile; other calls are slowed down."""
+        """Take the next size. An engine pauses meanwhile; other calls slow down."""
         size = self._resizes[0]
         if size < self.model.device_memory_bytes:
             self._resized(_REFUSED)
@@ -266,7 +262,7 @@ class SimLibrary:
         self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
 
     def _evict(self, call: CallId) -> None:
-        """Checkpoint a running call and let go of it; one that waits is given back."""
+        """Checkpoint and stop a running call; give a waiting one back."""
         run = self.running.pop(call, None)
         if run is None:
             if self.turns.drop([call]):
@@ -279,7 +275,6 @@ class SimLibrary:
     # ---- calls
 
     def _pump(self) -> None:
-        """Begin calls while there are slots."""
         slots, running = self.slots, self.running
         while len(running) < slots:
             turn = self.turns.take()
@@ -304,7 +299,6 @@ class SimLibrary:
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
     def _serve(self, spec: CallSpec, batch: ServedBatch) -> None:
-        """A call joins the batch, or fails because it never can."""
         sim = self.pilot.sim
         joined = batch.begin(spec)
         if isinstance(joined, EngineRun):
@@ -314,14 +308,13 @@ class SimLibrary:
             self.say(to_agent.RunsEnded([CallEnd(spec.call, False)]))
 
     def served(self, call: CallId) -> None:
-        """The engine has written a call's last token."""
+        """End a call whose last token the engine has written."""
         sim, run = self.pilot.sim, self.running[call]
         assert isinstance(run, EngineRun)
         sim.calls_log.ended(sim.agenda.now, run.spec, self.where, rank=0, items=1)
         self.ended(call, ran_s=sim.agenda.now - run.began_at)
 
     def _seconds(self, spec: CallSpec) -> float:
-        """How long a call takes here by itself."""
         sim, model, features = self.pilot.sim, self.model, spec.features
         items = sim.items_of(spec) if sim.really else items_of(spec)
         if spec.progress or (features is not None and features.before_items_s(1)):
@@ -342,24 +335,23 @@ class SimLibrary:
         self.ended(spec.call, ran_s=ran_s)
 
     def warm_up(self, items: int) -> int:
-        """It begins so many items; returns how many of them take longer, because its process is fresh."""
+        """Count `items` as begun. Return how many take longer because the process is fresh."""
         cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
         self._items += items
         return cold
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """A call has ended, or its part of it."""
+        """Report the end of a call, or of its part of one, and start the next."""
         del self.running[call]
         self._served += 1
         self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
 
     def report(self, reports: to_agent.Reports) -> None:
-        """A running call says how far it is."""
+        """Send progress reports."""
         self.say(reports)
 
     def _goes_on(self) -> None:
-        """A slot is free."""
         if self.is_over:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
@@ -370,7 +362,7 @@ class SimLibrary:
     # ---- the end
 
     def end(self) -> None:
-        """The process is over."""
+        """End the process and tell the pilot."""
         if self.is_over:
             return
         ran = tuple(self.running)
@@ -378,7 +370,7 @@ class SimLibrary:
         self.pilot.handle(ProcessEnded(self.number, running=ran))
 
     def vanish(self) -> None:
-        """Stop everything of it, without a word."""
+        """Stop everything without a message."""
         if self.is_over:
             return
         self.is_over = True

@@ -1,24 +1,9 @@
-"""What happened in a simulated run, one row an event, in columns: small enough for millions of calls.
+"""What happened in a simulated run: one row an event, in columns, small enough for millions of calls.
 
-A row has a time in seconds, what happened, and whom it concerns: a call, a library, a pilot, a block, each by number
-(-1 = none); `value` depends on the event. Whoever wants text gets it from `Happened` and the tables of names.
-
-What a program sees of a call to an engine: when its tokens come, and how that compares with what it wants.
-
-A token is due as SLINFER has it (§VI-A, eq. 1): the first when the call has come and its time to first token is over,
-each further one a time per output token later. A call has met its objective if none of its tokens was late. So tokens
-that come early are a reserve for later ones, as they are for somebody who reads; `worst_gap_s` tells how long the
-longest pause between two tokens was.
-
-A call that runs again, because its library was lost, hands on only what its program does not have: the tokens of the
-second run count from there.
-
-What becomes of calls, into the log: a row for each of them, or counts for all of them together.
-
-A call with a story takes three rows, which anything can be computed from later, and one that a gang runs two more for
-each other member. A minute of short requests has
-millions of calls, and nobody asks for the story of one: `CountedCalls` keeps sums, writes them every so often, and at
-the end how long calls waited and took, in classes of 1 % width. `stoker.manager.study.measures` reads both.
+A row has a time in seconds, an event, and a call, library, pilot and block by number (-1 = none); the meaning of
+`value` depends on the event. `EachCall` writes a row for everything that happens to a call; a gang adds two rows
+for each other member. `CountedCalls` writes sums every second, and at the end classes of waiting and run times of
+1 % width. `stoker.manager.study.measures` reads both.
 """
 
 from __future__ import annotations
@@ -43,15 +28,15 @@ class Happened(enum.IntEnum):
     """Events of a run, and what `value` is."""
 
     CALL_CAME = 0
-    """Its items."""
+    """Items."""
     CALL_BEGAN = 1
-    """Its items."""
+    """Items."""
     CALL_ENDED = 2
-    """Its items: they are done."""
+    """Items done."""
     CALL_FAILED = 3
-    """Its items."""
+    """Items."""
     LIBRARY_STARTED = 4
-    """Its devices; 0 in old logs, where it has one."""
+    """Devices; 0 in old logs means 1."""
     LIBRARY_READY = 5
     """Seconds from the order to load."""
     LIBRARY_ENDED = 6
@@ -63,54 +48,53 @@ class Happened(enum.IntEnum):
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
     CAPACITY = 12
-    """Blocks that a source may have, from now on; `block` is the source's number."""
+    """Blocks that a source may have from now on; `block` is the source's number."""
     BYTES_SHARED = 13
-    """Bytes that were read from the shared file system."""
+    """Bytes read from the shared file system."""
     BYTES_PEER = 14
-    """Bytes that came from another pilot."""
+    """Bytes from another pilot."""
     CALLS_CAME = 15
-    """Where calls are counted: calls since the row of this kind before. So for those that follow."""
+    """Counted calls since the last row of this kind, as in the next rows."""
     CALLS_BEGAN = 16
     """Calls."""
     CALLS_BACK = 17
     """Calls that ran and wait again."""
     CALLS_ENDED = 18
-    """Their items; `call` is their number."""
+    """Items; `call` is the number of calls."""
     CALLS_FAILED = 19
     """Calls."""
     SECONDS_USED = 20
-    """Device-seconds of calls that ended."""
+    """Device-seconds of ended calls."""
     SECONDS_LOST = 21
-    """Device-seconds of calls that were cut off."""
+    """Device-seconds of stopped calls."""
     WAITED = 22
-    """Seconds that `call` calls waited before they began, in the last rows of a run."""
+    """Seconds that `call` calls waited before they began."""
     TOOK = 23
-    """Seconds from the coming of `call` calls to their end, in the last rows of a run."""
+    """Seconds from arrival to end of `call` calls."""
     CALL_DUE = 24
-    """When its deadline is, in seconds: a row beside that of its coming, for calls that have one."""
+    """Deadline in seconds, next to the row of the arrival."""
     CALL_LEFT = 25
-    """Seconds of its run that were not for nothing: it runs no more, and goes on from a checkpoint, or from its
-    beginning (0)."""
+    """Useful seconds of a run that stopped (0: it starts again)."""
     PART_BEGAN = 26
-    """The rank of another member of the gang that runs it; rank 0 has the rows of a call that runs alone."""
+    """Rank of another member of a gang."""
     PART_ENDED = 27
-    """As above."""
+    """Rank."""
     PART_LEFT = 28
     """As CALL_LEFT."""
     TOKEN_FIRST = 29
-    """A call's time to first token, in seconds. This row and the next two stand beside the end of a call to an engine;
-    one that failed has none."""
+    """Time to first token in seconds, next to the end of a call to an engine, as the next two."""
     TOKEN_MEAN = 30
-    """Its mean time per output token, of those after the first."""
+    """Mean time per output token after the first."""
     TOKEN_GAP = 31
-    """Its longest time from one token to the next."""
+    """Longest time between two tokens."""
     TOKEN_LATE = 32
-    """How late its latest token was, in seconds; 0 or less: it has met its objective. For calls that have one; infinity
-    for one that failed. Where calls are counted, `call` calls of a class."""
+    """Seconds by which the latest token was late (0 or less: in time; infinity: failed). `call`: calls of the
+    class, if counted.
+    """
 
 
 class EventLog:
-    """Rows, in order of time."""
+    """Rows in order of time."""
 
     def __init__(self) -> None:
         self.at_s = array("d")
@@ -135,11 +119,10 @@ class EventLog:
         self.value.append(value)
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.at_s)
 
     def digest(self) -> str:
-        """The same for two runs in which the same happened."""
+        """Return a digest that is equal for equal runs."""
         digest = blake2b(digest_size=16)
         for column in (self.at_s, self.what, self.call, self.library, self.pilot, self.block, self.value):
             digest.update(column.tobytes())
@@ -150,16 +133,18 @@ class EventLog:
 
 
 _ROUNDING_S = 2e-6
-"""The agenda rounds to microseconds: a token that is so late is not late."""
+"""Tokens that are late by this much are in time."""
 
 
 class TokenTimes(msgspec.Struct):
-    """The tokens of one call. Seconds of the simulation's clock.
+    """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
-    `prompt`: tokens that go in; `output`: those that come out, which the simulated engine alone knows beforehand.
-    `due_at`: when the first is due, infinity if nobody waits for it; `tpot_s`: how much later each further one is, 0 if
-    nobody waits for those.
-    `grace_s`: the load of a library that the call had to wait for; the whole call may be so much later (§IX-A).
+    The first token is due one time to first token after the arrival, each further one a time per output token
+    later. A call meets its objective if no token is late, so early tokens are a reserve for later ones. A call
+    that runs again delivers only tokens that its program lacks.
+
+    `due_at`: when the first token is due (infinity: no objective); `tpot_s`: seconds between due tokens (0:
+    none). `grace_s`: the load that the call waited for; all tokens may be this much later (§IX-A).
     """
 
     came_at: float
@@ -174,30 +159,30 @@ class TokenTimes(msgspec.Struct):
     last_at: float = 0.0
     worst_gap_s: float = 0.0
     late_s: float = -math.inf
-    """How late its latest token was against `due_at` and `tpot_s`; below zero: early."""
+    """How late its latest token was; negative: early."""
 
     @property
     def ttft_s(self) -> float:
-        """Its time to first token."""
+        """Time to first token."""
         return self.first_at - self.came_at
 
     @property
     def mean_tpot_s(self) -> float:
-        """The mean time of its tokens after the first; 0 where there is none."""
+        """Mean time of the tokens after the first; 0 if there are none."""
         return (self.last_at - self.first_at) / (self.seen - 1) if self.seen > 1 else 0.0
 
     @property
     def has_objective(self) -> bool:
-        """True if somebody waits for its tokens."""
+        """True if its tokens are due at some time."""
         return self.due_at < math.inf
 
     @property
     def is_met(self) -> bool:
-        """True if it has all of its tokens, and none came late (but for `grace_s`)."""
+        """True if all tokens came in time (with `grace_s`)."""
         return self.seen >= self.output and self.late_s <= self.grace_s + _ROUNDING_S
 
     def add(self, ends: Sequence[float], *, made: int) -> None:
-        """A run of the call, which had made so many tokens, has made one more at each of these times."""
+        """Add tokens at the times `ends`, from a run that had made `made` before."""
         new = ends[max(0, self.seen - made) :]
         if not new:
             return
@@ -219,16 +204,16 @@ class TokenTimes(msgspec.Struct):
 
 
 EVERY_S = 1.0
-"""Counts are written so often; they are exact at these moments."""
+"""Seconds between two rows of counts."""
 
 _CLASSES = 100.0
-"""Classes of times for each factor of e."""
+"""Classes of times per factor of e."""
 _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
 
 class LibraryPlace(NamedTuple):
-    """A library and its pilot, by number, and how many devices it has."""
+    """A library and its pilot by number, and its device count."""
 
     library: int
     pilot: int
@@ -262,13 +247,13 @@ class CallsLog(Protocol):
 
 
 class EachCall:
-    """A row for everything that happens to a call."""
+    """A row for everything that happens to a call. Members of a gang differ by rank; rank 0 stands for the call."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        """A program has it."""
+        """A program has the call. `due_at`: its deadline, 0 = none."""
         self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
         if due_at:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
@@ -279,21 +264,21 @@ class EachCall:
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """It has run to its end."""
+        """It ran to its end after `items` items."""
         what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
     def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        """It ran, and does not any more."""
+        """It stopped running. `kept_s`: useful seconds of the run."""
         what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
-        """Its program was told so."""
+        """Its program received an error."""
         self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
 
     def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
-        """A call to an engine has ended for its program."""
+        """A call to an engine ended: when its tokens came."""
         note = self._log.note
         if ok:
             note(at_s, Happened.TOKEN_FIRST, call=call, value=times.ttft_s)
@@ -304,35 +289,34 @@ class EachCall:
             note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.grace_s if ok else math.inf)
 
     def close(self, at_s: float) -> None:
-        """Nothing follows."""
+        """End the log."""
 
 
 class CountedCalls:
-    """Sums, written every second of virtual time, and classes of times at the end."""
+    """Sums, written every second of virtual time, and classes of times at the end. Methods as `EachCall`."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._open: dict[int, float] = {}
-        """Calls that have not ended, and when they came."""
+        """When each open call came."""
         self._fresh: set[int] = set()
-        """Those of them that never began."""
+        """Open calls that never began."""
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
-        """Other members of gangs that run a call, by its number and their rank."""
+        """Other members of gangs, by call and rank."""
         self._again: set[int] = set()
-        """Calls that have run to their end more than once."""
+        """Calls that ran to their end more than once."""
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
         self._tokens = {what: _Times() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)}
         self._objectives = [0, 0]
-        """Calls that have missed theirs, and that have met it."""
+        """Missed and met objectives."""
         self._write_at = 0.0
         self._first = True
-        """No call has come: the row for the first says when."""
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
-        """A program has it."""
+        """A program has the call."""
         self._open[call] = at_s
         self._fresh.add(call)
         self._add(at_s, Happened.CALLS_CAME)
@@ -354,7 +338,7 @@ class CountedCalls:
             self._add(at_s, Happened.CALLS_BEGAN)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """It has run to its end; what ran before was for nothing if it had ended already."""
+        """It ran to its end; a second end is lost work."""
         call = spec.call
         if rank:
             what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
@@ -371,7 +355,7 @@ class CountedCalls:
         self._ends += 1
 
     def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        """It waits again, if its program has not heard of its end."""
+        """It waits again, unless its program has its end."""
         call = spec.call
         began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)
         self._add(at_s, Happened.SECONDS_USED, kept_s * where.devices)
@@ -380,7 +364,7 @@ class CountedCalls:
             self._add(at_s, Happened.CALLS_BACK)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
-        """Its program was told so."""
+        """Its program received an error."""
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
@@ -389,7 +373,7 @@ class CountedCalls:
         self._add(at_s, Happened.CALLS_FAILED)
 
     def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
-        """A call to an engine has ended for its program."""
+        """A call to an engine ended."""
         if ok:
             self._tokens[Happened.TOKEN_FIRST].add(times.ttft_s)
             if times.seen > 1:
@@ -399,7 +383,7 @@ class CountedCalls:
             self._objectives[ok and times.is_met] += 1
 
     def close(self, at_s: float) -> None:
-        """Write what was not written, and the classes of times. What never began has waited until now."""
+        """Write the rest, and the classes of times. Calls that never began have waited until now."""
         self._write(at_s)
         for call in self._fresh:
             self._waits.add(at_s - self._open[call])
@@ -427,26 +411,26 @@ class CountedCalls:
 
 
 def items_of(spec: CallSpec) -> int:
-    """The items of a call; one that says nothing has one."""
+    """Return the items of a call; 1 if it says nothing."""
     return spec.features.items if spec.features is not None else 1
 
 
 class _Times:
-    """How often each class of times was seen. Times are kept as they come, and sorted into classes many at once."""
+    """Counts of classes of times. Values are sorted into classes many at once."""
 
     def __init__(self) -> None:
         self.new: list[float] = []
         self._counts: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add a time."""
         new = self.new
         new.append(seconds)
         if len(new) >= _AT_ONCE:
             self._sort()
 
     def counts(self) -> list[tuple[float, int]]:
-        """The middle of each class, in seconds, and how many are in it, by length."""
+        """Return the middle of each class in seconds and its count."""
         self._sort()
         return [(_middle_s(number), count) for number, count in sorted(self._counts.items())]
 

@@ -1,8 +1,7 @@
-"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`), with a shell in virtual time.
+"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`) in a shell of virtual time.
 
-The shell is to the core what an agent is: it makes processes (`SimLibrary`), has objects brought (`Fetching`), and
-carries what the core says to the manager. Left out: heartbeats (the manager's shell needs them, not its core),
-acknowledgements (frames are not lost here), limits of memory and time, and everything inside a call.
+The shell makes processes (`SimLibrary`), fetches objects (`Fetching`), and carries messages to the manager. Left
+out: heartbeats, acknowledgements (no frame is lost), limits of memory and time, and everything inside a call.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 _ANY_BYTES = 1 << 62
-"""Disks and caches of simulated nodes have no bound."""
+"""Disks and caches have no bound."""
 
 
 class PilotSurroundings(Gatherer, Neighbourhood, Protocol):
-    """A simulation that a pilot is part of. `busy_s`, `warm_s`: device-seconds of pilots that are over."""
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of pilots that have ended."""
 
     busy_s: float
     warm_s: float
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """A pilot is over, by itself or with its job."""
+        """A pilot has ended, by itself or with its job."""
 
 
 class SimPilot:
@@ -80,14 +79,14 @@ class SimPilot:
         self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
-        """Their processes, from the order to start them until the core forgets them."""
+        """Processes from the order to start until the core forgets them."""
         self.fetching = Fetching(self)
         self.here = True
         self.left = False
-        """It has said that it leaves: what it said before is still heard."""
+        """It has said that it leaves; earlier messages still arrive."""
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
-        """What it has said and the manager has not heard yet."""
+        """Messages under way."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -102,14 +101,14 @@ class SimPilot:
         self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
-        """The manager says something."""
+        """Handle a message of the manager."""
         if self.here:
             self.handle(FromManager(message))
 
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        """Give the core an event and carry out its commands."""
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
             handled = self._queue.handle(Tick()) - 1  # another one where that led to something
@@ -162,7 +161,6 @@ class SimPilot:
                 assert_never(command)
 
     def _weighed(self, order: to_pilot.RunCalls) -> OfferWeighed:
-        """What the engines have to do that share devices with the library of an offer."""
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
             return OfferWeighed(order)
@@ -179,7 +177,7 @@ class SimPilot:
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Say something to the manager. What is said until the frame arrives goes with it: a shell gathers too."""
+        """Send a message; those that follow before the frame arrives go with it."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)
@@ -230,20 +228,20 @@ class SimPilot:
         self.vanish()
 
     def busy_s(self, now: float) -> float:
-        """Device-seconds until now in which at least one call ran on a device."""
+        """Return the device-seconds until now in which any call ran."""
         return sum(device.busy_s(now) for device in self.computes.values())
 
     def warm_s(self, now: float) -> float:
-        """Device-seconds until now in which at least one library had a device, or was loading into it."""
+        """Return the device-seconds until now in which any library had a device."""
         return sum(device.held_s(now) for device in self.computes.values())
 
     def steps(self) -> list[StepCounts]:
-        """What the engines of its libraries have computed; of those that are over the simulation knows."""
+        """Return the step counts of its present engines."""
         alive = [library for library in self.libraries.values() if not library.is_over]
         return [library.batch.engine.counts for library in alive if library.batch is not None]
 
     def vanish(self) -> None:
-        """It is over, whatever it was doing."""
+        """End it, whatever it does."""
         if not self.here:
             return
         self.here = False
@@ -259,5 +257,5 @@ class SimPilot:
 
 
 def object_of(name: str, size_bytes: int) -> ObjectRef:
-    """A set of files as an object that pilots hand on."""
+    """Return a set of files as an object that pilots share."""
     return ObjectRef(name=name, size_bytes=int(size_bytes), source=f"/shared/{name}")

@@ -1,29 +1,17 @@
-"""What the parts of a simulation use of it: the clock, the network, the logs, chance, and the way to the manager.
+"""Simulated runs of calls, on one library or on a gang that begins, proceeds and ends together.
 
-Each part names what it needs (here, and in Protocols of its own where it needs more); `run.Simulation` has all of it.
-So no part needs the file that puts them together.
-
-How long a call takes in the simulator, and how far it is after a part of that.
-
-A call has a head (what its context takes for each call, and `fixed_s` of its own), work before its items that members
-share (`shared_s`), and items. On a gang of n libraries the head takes as long as on one, the members must meet first,
-what is shared takes an n-th of the time, and so do the items, nearly:
+A call has a head (what its context takes for each call, and `fixed_s`), work that members share (`shared_s`), and
+items. On a gang of n libraries the members must meet first:
 
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-where e is the share of a linear speedup that is kept with each doubling (`ContextModel.gang_efficiency`). Prompt tuning
-scales so: gradients of a few kilobytes are exchanged after each iteration (PromptTuner, §2.2). All members take as long
-as the slowest of them.
+where e is the share of a linear speedup that each doubling keeps (`ContextModel.gang_efficiency`). Prompt tuning scales
+so (PromptTuner, §2.2). All members take as long as the slowest. A checkpoint holds the done share of the head and the
+items; the call resumes on a gang of any size, on any kind of device, and meets again.
 
-What is done when a call is checkpointed is its head, in part, and items; it goes on from there on a gang of any size,
-or on another kind of device. To meet takes its time again.
-
-A simulated run of a call: on one library, or on a gang of them that begins together, goes on in step and ends
-together.
-
-A member whose turn has come waits in its slot for the others. From then on all of them are one piece of work on all
-their devices (`stoker.manager.sim.device`), as long as `stoker.manager.sim.runs` says. When one is lost, the others
-stand still until the manager tells them to stop. Left out: that they notice it by themselves, often sooner.
+A member whose turn has come waits in its slot for the others; then all are one piece of work on all their devices
+(`stoker.manager.sim.device`). When one is lost, the others stop until the manager tells them. Left out: that they
+notice by themselves, often sooner.
 """
 
 from __future__ import annotations
@@ -52,7 +40,7 @@ from stoker.protocol.to_agent import Reports
 
 
 class Surroundings(Protocol):
-    """A simulation, as its parts see it. Times in seconds; see `run.Simulation` for each."""
+    """A simulation, as its parts see it. Times in seconds; see `run.Simulation`."""
 
     session: str
     world: World
@@ -76,22 +64,22 @@ class Surroundings(Protocol):
         """Give the manager an event."""
 
     def items_of(self, spec: CallSpec) -> int:
-        """How many items a call has."""
+        """Return the real items of a call."""
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        """What the steps of a context's engine take on a kind of device."""
+        """Return the step times of a context's engine on a kind of device."""
 
 
 # ---- duration
 
 
 def speedup(size: int, *, efficiency: float) -> float:
-    """How many times faster the items of a call are done on a gang of so many."""
+    """Return how many times faster items are done on a gang of `size`."""
     return size * efficiency ** math.log2(size) if size > 1 else 1.0
 
 
 def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
-    """The most that a gang between two sizes can have: one that loses over half with each doubling is best small."""
+    """Return the best speedup of a gang between two sizes."""
     return max(speedup(size, efficiency=efficiency) for size in gang)
 
 
@@ -110,13 +98,16 @@ NOTHING = WorkDone()
 
 
 def done_of(spec: CallSpec) -> WorkDone:
-    """What was done before a call came here."""
+    """Return what was done before a call came here."""
     return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
 
 
 class RunCourse(msgspec.Struct, frozen=True, gc=False):
-    """How a run of a call goes: what was done `before`, `first_s` until its next item is begun (of which `meet_s` until
-    the members have met), and `whole_s` until all `items` are done. Seconds at the full speed of its devices."""
+    """The course of a run, in seconds at full speed.
+
+    `before`: done before it; `meet_s`: until the members have met; `first_s`: until the next item begins;
+    `whole_s`: until all `items` are done.
+    """
 
     before: WorkDone
     items: int
@@ -125,7 +116,7 @@ class RunCourse(msgspec.Struct, frozen=True, gc=False):
     whole_s: float
 
     def after(self, seconds: float) -> WorkDone:
-        """What is done so many seconds after its beginning."""
+        """Return what is done after `seconds`."""
         if seconds < self.first_s:
             head = max(0.0, seconds - self.meet_s) / (self.first_s - self.meet_s) if self.first_s > self.meet_s else 1.0
             return WorkDone(self.before.head + (1.0 - self.before.head) * head, self.before.items)
@@ -137,8 +128,10 @@ class RunCourse(msgspec.Struct, frozen=True, gc=False):
 def course(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunCourse:
-    """How a run on a gang of so many libraries goes. `call_s` and `item_s`: of the slowest member's device; `items`:
-    those that it really has; `factor`: how much longer than the mean this call takes."""
+    """Return the course of a run on a gang of `size`.
+
+    `call_s`, `item_s`: of the slowest member; `items`: the real ones; `factor`: this call's time over the mean.
+    """
     before = done_of(spec)
     before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
@@ -149,7 +142,7 @@ def course(
 
 
 def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
-    """The least that a call takes on a gang of the best size, if its parts take so long on one library."""
+    """Return the least seconds of a call on the best gang size, from its times on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
@@ -196,13 +189,13 @@ class RunMember(Protocol):
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
-    """A run on one library that says nothing until it ends, as nearly all are: it must cost little to make."""
+    """A run on one library without progress reports: the common case, which must be cheap."""
 
     spec: CallSpec
     work: RunningWork
 
     def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
-        """It goes no further. Gives back how far the call was; `keep`: that is kept."""
+        """Stop. Return the progress; `keep`: it is kept."""
         sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
@@ -213,11 +206,10 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
 
 
 _ROUNDING_S = 1e-6
-"""So much before its first item a call is at it."""
 
 
 class CallRun:
-    """One run of a call, from its order until the last of its members has left it."""
+    """One run of a call, from its order until its last member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -236,15 +228,15 @@ class CallRun:
         """By rank."""
         self.begun = False
         self.over = False
-        """It goes no further: it has ended, or somebody has left it."""
+        """It has ended, or a member has left."""
         self._began_at = self._kept_at = 0.0
         self._done = done_of(spec)
-        """How far it was when that was asked last."""
+        """Progress at the last report."""
         self._next: Entry | None = None
-        """When it says again how far it is."""
+        """The next progress report."""
 
     def join(self, library: RunMember, *, rank: int) -> None:
-        """A member's turn has come. With the last of them it begins; when one has left before, it never does."""
+        """A member's turn has come. The run begins with the last one, or never if one has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -264,15 +256,13 @@ class CallRun:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
 
     def _planned(self) -> RunCourse:
-        """How it goes. The coldest of its members is the slowest."""
         sim, spec, members = self._sim, self.spec, tuple(self.members.values())
         plan = planned(sim, spec, members)
         cold = max([member.warm_up(sim.items_of(spec)) for member in members])
         return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
-        """Rank 0 says how far the call is; it could go on from there. The first word is not said before it begins its
-        first item: what was before is no part of its pace."""
+        """Report progress, from the first item on: the time before is no part of the pace."""
         reached_s = self.members[0].devices[0].reached(self.work)
         if reached_s < self._course.first_s - TICK_S:
             self._next = self._sim.agenda.after(self._course.first_s - reached_s, self._tell)
@@ -296,7 +286,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
-        """A member goes, and nobody goes any further. Gives back how far the call was then; `keep`: that is kept."""
+        """A member leaves and the run stops. Return the progress; `keep`: it is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -320,7 +310,6 @@ class CallRun:
             cancel(self._next)
 
     def _forget(self) -> None:
-        """Nobody joins it any more who does not know it."""
         gathering = self._sim.gathering
         if gathering.get(self.spec.call) is self:
             del gathering[self.spec.call]
@@ -331,8 +320,10 @@ class CallRun:
 
 
 def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
-    """The run of a gang that a library is told to take part in just now. All members are told at one moment; those of
-    an earlier run of the same call, which lost a member, may not have heard yet that it is over."""
+    """Return the run that a library is to join now.
+
+    All members get the order at one moment; members of an earlier run may not know yet that it is over.
+    """
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)
@@ -340,7 +331,7 @@ def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
 
 
 def planned(sim: Gatherer, spec: CallSpec, members: Sequence[RunMember]) -> RunCourse:
-    """How a run on these libraries goes, if they are warm."""
+    """Return the course of a run on these libraries if they are warm."""
     model = members[0].model
     return course(
         model, spec, call_s=max([member.call_s for member in members]),

@@ -1,8 +1,7 @@
-"""The calls that a simulated library's engine serves: they join one batch, and its steps take turns on the devices.
+"""The batch of a simulated library's engine, whose steps take turns on the devices.
 
-What a library's process does else, it does as any other (`stoker.manager.sim.library`): it loads, is given calls and
-gives them back, and dies. A call joins the batch when it has a slot, and leaves it with its last token, when it is
-evicted, or with its library; then it runs again from its prompt on, wherever that is.
+A call joins the batch with its slot and leaves with its last token, by eviction, or with its library; then it
+runs again from its prompt. Everything else is in `stoker.manager.sim.library`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
 
 _REPORT_S = 10.0
-"""How often a library says how full its batch is, as `stoker.pilot.library.connection` does."""
+"""Seconds between two reports of the load, as in `stoker.pilot.library.connection`."""
 
 
 class EngineRun(msgspec.Struct, frozen=True, gc=False):
-    """A call in the batch of a library's engine, since `began_at`."""
+    """A call in a batch since `began_at`."""
 
     spec: CallSpec
     batch: ServedBatch
     began_at: float
 
     def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
-        """It goes no further, and nothing is kept but what its program has. Gives back that it is at its beginning."""
+        """Remove it. Nothing is kept but the tokens that its program has."""
         self.batch.remove(self.spec.call)
         sim = library.pilot.sim
         sim.calls_log.stopped(sim.agenda.now, self.spec, library.where, rank=0, kept_s=0.0)
@@ -82,25 +81,25 @@ class ServedBatch:
         self._sim: Surroundings = library.pilot.sim
         self._work: RunningWork | None = None
         self._reports = False
-        """It is going to say how full its batch is."""
+        """A report of the batch's load is scheduled."""
         self._paused_until = 0.0
-        """It takes no turn before: its cache is being resized."""
+        """No turn before this time."""
         self._ended_at = 0.0
-        """When its last step ended: not rounded, as the agenda's times are."""
+        """Unrounded end of its last step."""
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if nobody waits."""
+        """When its most urgent token is due; infinity if none is."""
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
-        """What a call asks of the engine, should it join now."""
+        """Return what a call asks of the engine if it joins now."""
         times = self._sim.tokens[spec.call]
         self._grant(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
-        """What the library has to hold of each device for a call beside those that it serves."""
+        """Return the bytes of each device for a call next to those served."""
         features = spec.features
         tokens = self.engine.batch.peak_tokens(
             prompt=self._sim.tokens[spec.call].prompt, output=features.expected_output if features is not None else 0
@@ -108,15 +107,16 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """What the engine has to do. One whose library is loading will have a request at least. `pause_s`: its cache
-        would be resized first, for so long."""
+        """Return what the engine has to do. A loading one will have a request. `pause_s`: seconds of a resize before
+        it.
+        """
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
         return found if self._library.ready_at < math.inf else replace(found, rows=1, length=1.0)
 
     def free_at(self) -> float:
-        """When the step that is computed now ends; now if none is."""
+        """Return when the current step ends; now if none runs."""
         return self.engine.free_at(self._sim.agenda.now)
 
     def _grant(self, times: TokenTimes) -> None:
@@ -126,7 +126,7 @@ class ServedBatch:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
 
     def begin(self, spec: CallSpec) -> EngineRun | str:
-        """A call joins the batch. Returns its run, or why the engine can never serve it."""
+        """Add a call. Return its run, or why the engine can never serve it."""
         now = self._sim.agenda.now
         times = self._sim.tokens[spec.call]
         why = self.engine.why_not(times)
@@ -143,15 +143,14 @@ class ServedBatch:
         return EngineRun(spec, self, now)
 
     def remove(self, call: CallId) -> None:
-        """A call leaves the batch; the step that is under way goes on without it. No-op if absent."""
+        """Remove a call; the current step continues without it. No-op if absent."""
         self.engine.remove(call, now=self._sim.agenda.now)
         self._reschedule()
         if not len(self.engine) and self._work is None:
             self._turns.leave(self)
 
     def pause(self, seconds: float) -> None:
-        """The engine takes no turn for so long, behind the step that it computes now: its cache is allocated anew and
-        copied."""
+        """Take no turn for `seconds` after the current step: the cache is resized."""
         agenda = self._sim.agenda
         self.interrupt()
         self._paused_until = agenda.now + seconds
@@ -159,19 +158,19 @@ class ServedBatch:
             self._turns.leave(self)
 
     def resume(self) -> None:
-        """Its cache has been resized."""
+        """End a pause."""
         self._paused_until = 0.0
         if len(self.engine) and self._work is None and not self._library.is_over:
             self._turns.ask(self)
 
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
-        """The library's reservation has changed, and the cache with it; False if an open request would not fit."""
+        """Apply a new reservation to the cache; False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
         self._reschedule()
         return not why
 
     def vanish(self) -> None:
-        """Its process is over, with whatever it computes."""
+        """Stop with the process."""
         if self._work is not None:
             self._library.devices[0].stop(self._work)
             self._end_work()
@@ -180,7 +179,6 @@ class ServedBatch:
         self._turns.leave(self)
 
     def _report(self) -> None:
-        """Say how full the batch is, as a library of a session does while calls run."""
         library = self._library
         self._reports = not library.is_over and len(self.engine) > 0
         if self._reports:
@@ -190,7 +188,7 @@ class ServedBatch:
     # ---- turns
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Compute the next step (`device_turns.TurnTaker`)."""
+        """Compute the next step (`device.TurnTaker`)."""
         now, devices = self._sim.agenda.now, self._library.devices
         at = self._ended_at if abs(self._ended_at - now) <= TICK_S else now
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):
@@ -204,12 +202,12 @@ class ServedBatch:
         return True
 
     def interrupt(self) -> None:
-        """The step that is computed now is the last of this turn (`device_turns.TurnTaker`)."""
+        """End the turn after the current step (`device.TurnTaker`)."""
         if self.engine.interrupt(self._sim.agenda.now):
             self._reschedule()
 
     def _reschedule(self) -> None:
-        """What is under way ends earlier than it was to, if fewer steps belong to it."""
+        """End the current work earlier if fewer steps belong to it."""
         work = self._work
         if work is not None and self.engine.ends_at < work.began_at + work.seconds - TICK_S:
             self._library.devices[0].shorten(work, max(0.0, self.engine.ends_at - work.began_at))

@@ -1,7 +1,4 @@
-"""What must hold of the plan of transfers after every event; `validate` calls it.
-
-What must hold after every event. Tests call it all the time; it is slow and never runs in production.
-"""
+"""Invariants of the core's state after every event. Tests call `validate`; it is too slow for production."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from stoker.protocol.ids import BlockId
 
 
 def broken_transfers(transfers: Transfers) -> Iterator[str]:
-    """What does not hold, in words."""
+    """Yield broken invariants of the transfers, in words."""
     if transfers.unsettled or transfers.freed or transfers.changed:
         yield "an event ended with transfers that were not planned"
     for peer in transfers.peers.values():
@@ -115,7 +112,6 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
 
 
 def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
-    """Somebody will be a sure source and has not failed it, and nobody is who has a place free."""
     object = fetch.object
     earlier = {x.peer.id for x in object.fetches.values() if x.number < fetch.number and x.peer.serving}
     reader = {object.reader.peer.id: object.reader.peer} if object.reader is not None else {}
@@ -132,7 +128,7 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
 
 
 def validate(state: State) -> None:
-    """Raise AssertionError, naming what is broken."""
+    """Raise AssertionError that names a broken invariant."""
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())
