@@ -1,24 +1,18 @@
-"""A live session as a world that can be simulated: measured, not assumed.
+"""A live session as a simulated world, from measurements.
 
-The journal holds what was said to the manager, not what the manager said. So it is replayed through the core, whose
-commands tell which library loaded what on which device, and which call was sent where. `compare` simulates the same
-policies in that world and says how far the makespan is off.
+The journal holds messages to the manager only. It is replayed through the core, whose commands tell which library was
+loaded where and which call was sent where. `compare` simulates the same policies in that world and reports how far the
+makespan is off.
 
-What becomes of the measurements:
+- *Pilots*: the capacity of the batch system is the number of pilots at each moment, one source per kind of node.
+- *Loads*: by kind of device, the mean from the order to the message of the end; `cv` is the spread.
+- *Calls*: by kind of device, the mean run; with different numbers of items, a fixed part and one an item (least
+  squares). The extra time of a library's first call is its warm-up.
+- *Between two calls* of a library: if the next call was already there, the time is the library's own and is added to
+  each call. If it was sent afterwards, the rest is two messages.
 
-- *Pilots* are given: the capacity of the simulated batch system is the number that was here at each moment, one source
-  for each kind of node.
-- *Loads* take, by kind of device, the mean of what passed between the order and the message that it was done, so that
-  whatever a node did meanwhile is in it; `cv` is their spread.
-- *Calls* take the mean of their runs, by kind of device; where calls of different numbers of items ran, a fixed part
-  and one an item (least squares). What the first call of a library took longer is its warm-up.
-- *What a library did between two calls* has two parts. A call that was there already began at once: what passed is the
-  library's own, and is added to each call. One that was sent afterwards had the way to the manager and back before it:
-  the rest is two messages.
-
-Left out: links. Loads that met on a file system are as slow as they were, also where the simulated session would not
-have them meet. And calls come when they came: of a program that submits more only when results come (`stoker.map` keeps
-2,000 calls in flight, a dependency waits) the simulated one is never ahead.
+Left out: links, so loads that shared a file system stay as slow as they were. Calls arrive when they arrived, so a
+program that submits on results (`stoker.map`, dependencies) is never ahead.
 """
 
 from __future__ import annotations
@@ -64,8 +58,7 @@ from stoker.site import Duration, Size
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A load that ended well. `whole_s`: from the order until the manager heard of its end. `slots`: calls that the
-    library runs at once."""
+    """A successful load. `whole_s`: from the order until the manager heard of its end."""
 
     recipe: str
     kind: str
@@ -78,9 +71,12 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run of a call. `first`: the first of its library. `between_s`: of the library's time since its last end, or
-    since the call was sent, what was not this run; `waiting`: the call was there before it could begin (-1 s: it is not
-    known, because libraries of several slots do not do one thing after the other)."""
+    """A run of a call.
+
+    `first`: the first of its library. `between_s`: seconds since the library's last end, or since the call was
+    sent, without this run (-1: unknown, for libraries of several slots); `waiting`: the call was there before it
+    could begin.
+    """
 
     recipe: str
     kind: str
@@ -92,7 +88,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """A call, and when it came."""
+    """A call and its arrival."""
 
     at: float
     call: int
@@ -102,18 +98,18 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot from when it came until it went (infinite: it was there to the end)."""
+    """A pilot's stay (`left_at` infinite: to the end)."""
 
     pilot: str
     devices: tuple[DeviceFacts, ...]
     came_at: float
     left_at: float = float("inf")
     cut_at: float = 0.0
-    """When its connection broke, if it has not come back."""
+    """When its connection broke, if it has not returned."""
 
 
 class _Held(msgspec.Struct):
-    """A library, as far as its loads and runs are concerned."""
+    """A library, as far as loads and runs need it."""
 
     recipe: Recipe
     kind: str
@@ -125,25 +121,25 @@ class _Held(msgspec.Struct):
 
 
 class RecordedSession:
-    """A session, read from its journal. Times are the manager's, in seconds since the epoch."""
+    """A session from its journal. Times are the manager's, in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """What happened before this time is not in the journal any more, because it was compacted; 0 = nothing is."""
+        """Start of the compacted journal; 0 = it is whole."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
         self.runs: list[RecordedRun] = []
         self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
-        """When the calls that ran had ended."""
+        """When calls ended."""
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _Held] = {}
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """The calls that ran to an end, in the order in which they came."""
+        """Calls that ran to an end, in order of arrival."""
         return [call for call in self.asked.values() if call.call in self.ended]
 
     @property
@@ -155,7 +151,7 @@ class RecordedSession:
     # ---- while it is read
 
     def begin(self, state: State, *, since: float) -> None:
-        """The journal was compacted: what its snapshot says of the session before this time."""
+        """Start from the snapshot of a compacted journal."""
         self.since = since
         self.recipes = {key: context.recipe for key, context in state.contexts.items()}
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
@@ -182,7 +178,7 @@ class RecordedSession:
             )
 
     def happened(self, now: float, event: Event) -> None:
-        """An event."""
+        """Record an event."""
         if isinstance(event, FromClient):
             for message in event.messages:
                 self._client_said(now, message)
@@ -197,7 +193,7 @@ class RecordedSession:
             self.advice[event.about.recipe] = event.advice.by_kind if isinstance(event.advice, CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
-        """What the core answered to it."""
+        """Record the core's commands."""
         for command in commands:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
@@ -286,7 +282,7 @@ class RecordedSession:
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """The session of a journal, which `policies` ran. Raises SessionError if it has no calls that ran to an end."""
+    """Return the session of a journal that `policies` ran. Raises SessionError if no call ran to an end."""
     found = RecordedSession(session)
     again = Replay(path, session, policies)
     if again.core is not None:
@@ -304,14 +300,16 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
 
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""A first call that took so much longer than others, as a share of them, was warming up."""
+"""Extra time of a first call, as a share of others, above which it counts as warm-up."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A session's world and calls. `makespan_s`: from the first call to the last end, live. `advice`: what the manager
-    knew of contexts before they were loaded, by their names in the world."""
+    """A session's world and calls.
+
+    `makespan_s`: the live one. `advice`: what the manager knew of contexts before they were loaded, by name.
+    """
 
     session: str
     world: World
@@ -321,19 +319,19 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """A session's makespan, live and simulated under several seeds. Seconds."""
+    """A session's makespan in seconds, live and simulated under several seeds."""
 
     live_s: float
     simulated_s: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        """How far the median of the simulated ones is off, as a share of the live one; below zero: it was quicker."""
+        """Relative error of the median simulated makespan; negative: too quick."""
         return median(self.simulated_s) / self.live_s - 1.0
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """The world of a session that was read. Raises SessionError for what cannot be modelled."""
+    """Return the world of a recorded session. Raises SessionError if it cannot be modelled."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():
@@ -368,7 +366,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
 
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
-    """Simulate the session under its policies (fresh ones each time), once a seed. Raises SimulationError."""
+    """Simulate the session under fresh policies, once a seed. Raises SimulationError."""
     return MakespanComparison(
         calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
     )
@@ -386,7 +384,6 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
 
 
 def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
-    """What contexts are called in the world, by their keys: each has a name of its own."""
     names: dict[str, str] = {}
     for recipe in recipes:
         taken = recipe.name in names.values()
@@ -398,7 +395,7 @@ def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
 
 
 def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
-    """A source for each kind of node, that has so many of them at each moment as there were."""
+    """Return a source per kind of node, with the capacity that was there at each moment."""
     groups: dict[tuple[str, int, int], list[RecordedStay]] = defaultdict(list)
     for stay in stays:
         if stay.came_at <= until and stay.devices:
@@ -419,7 +416,6 @@ def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tu
 
 
 def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
-    """How many there were from each time on. One that went when another came is two steps: they were two nodes."""
     changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
     steps: list[tuple[float, int]] = []
     count = 0
@@ -462,14 +458,12 @@ def _context(
 
 
 def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
-    """What a library takes of its device: declared, else the most that was measured. A CPU device is host memory."""
     on_cpu = any(load.kind.startswith("cpu") for load in loads)
     declared = max(recipe.needs.device_memory_bytes, recipe.needs.memory_bytes if on_cpu else 0)
     return declared or max((load.memory_bytes for load in loads), default=0)
 
 
 def _for_others(times: dict[str, Duration]) -> dict[str, Duration]:
-    """The same, and their mean for kinds on which nothing was measured."""
     return {**times, "": Duration(fmean(times.values()))} if times else {}
 
 
@@ -481,8 +475,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Seconds of a call and of each of its items. The mean, and nothing an item, where the numbers of items do not
-    differ or the line would not be one."""
+    """Return seconds per call and per item; the mean and 0 if the items are equal or the slope is not positive."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:
@@ -500,7 +493,7 @@ def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:
 
 
 def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
-    """Items that a fresh library takes longer for, and by how much each."""
+    """Return the slower items of a fresh library, and their extra seconds."""
     if not firsts:
         return 0, 0.0
     more_s = fmean(run.run_s - _expected(run, fits) for run in firsts)
@@ -511,7 +504,7 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
 
 
 def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """What a library adds to each call, and what a message takes, from what passed between calls. Seconds."""
+    """Return what a library adds to each call, and what a message takes, in seconds."""
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0
@@ -519,7 +512,6 @@ def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
 
 
 def _cv(values: Sequence[float]) -> float:
-    """The standard deviation over the mean."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)

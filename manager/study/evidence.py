@@ -1,12 +1,11 @@
-"""What is known before a run: of the function and its context from the performance store, of the site from what
-managers recorded there (`stoker.contexts.measurements`), and of both from the site file. And how much of it there is.
+"""What is known before a run: of function and context from the performance store, of the site from managers' records
+(`stoker.contexts.measurements`) and the site file; and how much of it.
 
-Pilots that are lost are taken to be lost at a constant rate: losses over the time that pilots were here, whatever ended
-it (the maximum-likelihood estimate for exponential times of which most are cut short).
+Pilots are lost at a constant rate: losses over the time that pilots were here (the maximum-likelihood estimate
+for censored exponential times).
 
-A manager remembers what calls took, not how many inputs they had. So calls of another size than those that were
-measured are taken to cost as much an input: too much where a call has a fixed cost that its inputs share, too little
-where a larger call does not fit as well. Either way it is said.
+A manager remembers seconds of calls, not their inputs. Calls of another size are taken to cost as much an input;
+the forecast says so.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ _HOUR_S = 3600.0
 
 
 class Sureness(enum.Enum):
-    """How far a forecast can be relied on."""
+    """How reliable a forecast is."""
 
     GOOD = "good"
-    """What it rests on was measured here, often enough."""
+    """Measured here, often enough."""
     FAIR = "fair"
-    """Measured, but seldom, or in part elsewhere."""
+    """Measured seldom, or partly elsewhere."""
     POOR = "poor"
-    """Something that matters was hardly measured at all."""
+    """Something that matters was hardly measured."""
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The work: a number of inputs through one function, and the inputs of one call.
+    """A number of inputs through one function, and the inputs of one call.
 
-    `function`: the function as its calls are remembered, with its module or file: `mine.functions:score`, or
-    `/home/ana/claims.py:verify`. `measured_per_call`: the inputs of the calls that were measured (0 = the same number).
+    `function`: with its module or file, as `mine.functions:score` or `/home/ana/claims.py:verify`.
+    `measured_per_call`: inputs of the measured calls (0 = the same).
     """
 
     app: str
@@ -68,18 +67,17 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """The function's own name: `score`."""
+        """The function's own name."""
         return self.function.rpartition(":")[2]
 
     @property
     def larger(self) -> float:
-        """A call against one that was measured, by their inputs."""
+        """Inputs of a call over those of a measured one."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
 class MeasuredTime(msgspec.Struct, frozen=True):
-    """A time that was measured `count` times: its mean in seconds, and its standard deviation over the mean. Calls are
-    measured together, some at a time: then what is counted, and spreads, are their means."""
+    """A time that was measured `count` times: mean in seconds, standard deviation over mean."""
 
     mean_s: float = 0.0
     cv: float = 0.0
@@ -87,25 +85,26 @@ class MeasuredTime(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """The standard error of the mean, over the mean. What was measured a few times is seldom as like itself as it
-        seems: another day is taken to differ by `ANOTHER_DAY`, whatever the spread of what was seen."""
+        """Standard error over the mean, at least that of another day (`ANOTHER_DAY`)."""
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
 PILOT_HERE = MeasuredTime(1.0, 0.5)
-"""From the start of a program on this machine until its pilot is there: no source gives it, so nobody records it."""
+"""Seconds until a local pilot is there; no source records it."""
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Something that a forecast rests on (`sureness`: how well)."""
+    """A fact that a forecast rests on, and how reliable it is."""
 
     text: str
     sureness: Sureness
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a forecast is made from. `lost_per_s`: the rate at which a pilot is lost; `most`: the most pilots that the
-    source was seen to give at once (0 = nobody has looked)."""
+    """The input of a forecast.
+
+    `lost_per_s`: rate at which a pilot is lost; `most`: the most pilots seen at once (0 = unknown).
+    """
 
     kind: str
     devices: int
@@ -120,19 +119,19 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def sureness(self) -> Sureness:
-        """As sure as the weakest part of it."""
+        """The least of its reasons."""
         order = list(Sureness)
         return max((reason.sureness for reason in self.reasons), key=order.index, default=Sureness.POOR)
 
 
 class MeasuredCosts(Protocol):
-    """What the performance store knows; or what is estimated in its place, from `similar` recipes."""
+    """The performance store, or estimates from similar recipes."""
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Recipes on which calls of a function were measured, the last one first."""
+        """Return recipes with measured calls of a function, the last one first."""
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """What is known of a recipe, by kind of device."""
+        """Return what is known of a recipe, by kind of device."""
 
 
 def gather(
@@ -144,9 +143,11 @@ def gather(
     kind: str = "",
     similar: Sequence[str] = (),
 ) -> Evidence:
-    """What is known of this work on this site. `kind`: a kind of device that was measured, instead of the one that
-    suits the site best; `similar`: the recipes that it was estimated from, if it was not measured. Raises SessionError
-    where nothing was measured."""
+    """Return what is known of this work on this site.
+
+    `kind`: a measured kind of device instead of the site's; `similar`: recipes that an estimate comes from.
+    Raises SessionError if nothing was measured.
+    """
     measured = _measured(performance, work)
     seen = availability.waits[-1].devices if availability.waits else None
     expected = kind or (seen.kind if seen is not None else _kind_of(site))
@@ -179,7 +180,6 @@ def gather(
 
 
 def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
-    """By kind of device, from the recipe that calls of the function used last."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -197,15 +197,13 @@ def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
 
 
 def _kind_of(site: Site) -> str:
-    """What the site file says of them; empty: nothing."""
     if site.pilot.devices.startswith("cpu"):
         return "cpu"
     return site.provider.gpu_type
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """That of the measured kinds which is meant by a name in a site file (`a10` for `NVIDIA A10`), else the one that
-    was measured most."""
+    """Return the measured kind that a site file's name means (`a10` for `NVIDIA A10`), else the most measured one."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
@@ -217,7 +215,6 @@ def _is_meant(expected: str, kind: str) -> bool:
 
 
 def _devices_of(site: Site, kind: str) -> int:
-    """Devices of a pilot, as far as the site file says."""
     devices = site.pilot.devices
     if devices.startswith("cpu:"):
         return int(devices[4:])

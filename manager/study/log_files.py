@@ -1,4 +1,4 @@
-"""A run's event log in files: Parquet, to be read again, and a timeline for Perfetto."""
+"""A run's event log in files: Parquet, and a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
 def write_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write a log, whole or not at all. `meta`: what the run was, such as its scenario, policy and seed."""
+    """Write a log, whole or not at all. `meta`: facts of the run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -52,7 +52,7 @@ def write_log(path: Path, log: EventLog, meta: Facts) -> None:
 
 
 def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
-    """A log that `write_log` wrote, and its facts. Raises ConfigError for any other file."""
+    """Return a log of `write_log` and its facts. Raises ConfigError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -76,7 +76,7 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
 
 
 def _numbers(column: array[Any], type: str) -> Any:
-    """A column without a copy, where it has the type already."""
+    """Return a column without a copy if it has the type already."""
     import pyarrow as pa
 
     whole = pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)])
@@ -113,18 +113,18 @@ def _bytes(chunk: Any, width: int) -> bytes:
 
 
 MOST_CALLS = 200_000
-"""So many calls are drawn one by one."""
+"""The most calls that are drawn one by one."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
 _SHORT_GAP_S = 0.002
-"""What follows within this time, or a tenth of what a call takes, follows without a gap."""
+"""Shorter gaps, or a tenth of a call, are not drawn."""
 
 Event = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run, whole or not at all; gzipped where the name ends in `.gz`, which Perfetto reads."""
+    """Write the timeline of a run, whole or not at all; gzipped if the name ends in `.gz`."""
     encode = msgspec.json.Encoder().encode
     with draft_of(path) as draft, _opened(draft) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -134,7 +134,7 @@ def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int
 
 
 def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
-    """The events of the timeline."""
+    """Yield the events of the timeline."""
     yield _name("process_name", "run", pid=_RUN)
     yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
     yield from _counted("devices", curves.devices.at_s, curves.devices.values)
@@ -144,7 +144,7 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
 
 
 class _Span:
-    """Calls on a row, drawn as one."""
+    """Calls on a row that are drawn as one."""
 
     __slots__ = ("began_at", "calls", "ended_at", "first", "items")
 
@@ -156,7 +156,7 @@ class _Span:
         self.items = 0.0
 
     def follows(self, began_at: float) -> bool:
-        """Whether a call that begins now follows without a gap."""
+        """True if a call that begins at `began_at` follows without a gap."""
         gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
         return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
 
@@ -166,7 +166,7 @@ class _Span:
 
 
 class _LibraryRows:
-    """The rows of a library: which are busy, since when, and with which call."""
+    """The rows of a library."""
 
     def __init__(self, pilot: int, ordered_at: float) -> None:
         self.pilot = pilot
@@ -174,33 +174,33 @@ class _LibraryRows:
         self.ready = False
         self.rows: list[int] = []
         self.busy: dict[int, tuple[int, float]] = {}
-        """Which row each call runs on, and since when."""
+        """Row and begin of each call."""
         self.ranks: dict[int, int] = {}
-        """Of calls that it runs a part of."""
+        """Ranks of parts of calls."""
         self.spans: dict[int, _Span] = {}
 
     def free_row(self) -> int | None:
-        """A row on which nothing runs."""
+        """Return a row on which nothing runs."""
         taken = {row for row, _ in self.busy.values()}
         return next((row for row in self.rows if row not in taken), None)
 
 
 class _Rows:
-    """A pass over the log that draws what ends as it ends."""
+    """A pass over the log that draws each thing when it ends."""
 
     def __init__(self, log: EventLog, *, together: int) -> None:
         self._log = log
         self._together = together
         self._libraries: dict[int, _LibraryRows] = {}
         self._runs_in: dict[int, int] = {}
-        """The library in which each call runs."""
+        """The library of each running call."""
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
-        """How many rows each pilot has beside its own."""
+        """Rows of each pilot next to its own."""
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[Event]:
-        """All events of blocks, pilots, libraries and calls."""
+        """Yield all events of blocks, pilots, libraries and calls."""
         log, at_s = self._log, 0.0
         hears: dict[int, Callable[[float, int], Iterable[Event]]] = {
             Happened.CALL_BEGAN: lambda at_s, row: self._call_begins(log.library[row], log.call[row], at_s),
@@ -247,7 +247,6 @@ class _Rows:
             self._runs_in[call] = number
 
     def _begins(self, number: int, call: int, at_s: float) -> Generator[Event, None, _LibraryRows | None]:
-        """A library, if it is known, is busy with a call, or with its part of one."""
         library = self._libraries.get(number)
         if library is not None:
             row = library.free_row()
@@ -257,7 +256,7 @@ class _Rows:
         return library
 
     def _evicted(self, call: int, at_s: float) -> Iterator[Event]:
-        """A call begins that ran elsewhere: the log does not say when it left."""
+        """Draw a call that begins elsewhere: old logs do not say when it left."""
         library = self._libraries.get(self._runs_in.pop(call, -1))
         if library is not None and call in library.busy:
             row, began_at = library.busy.pop(call)
@@ -301,7 +300,6 @@ class _Rows:
         yield self._cut(library, call, at_s, f"call {call}, rank {rank}{how}", lost=how == _end_words(0.0))
 
     def _cut(self, library: _LibraryRows, call: int, at_s: float, text: str, *, lost: bool) -> Event:
-        """What ends on a row and is always drawn by itself."""
         row, began_at = library.busy.pop(call)
         color = {"cname": "terrible"} if lost else {}
         return _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
@@ -359,7 +357,6 @@ class _Rows:
             yield _slice("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
     def _block_goes_on(self, block: int, at_s: float, now: str) -> Iterator[Event]:
-        """A block comes into its next state; empty: it is over."""
         before = self._blocks.pop(block, None)
         if before is None:
             yield _name("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
@@ -395,7 +392,7 @@ def _name(kind: str, name: str, *, pid: int, tid: int = 0) -> Event:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """For writing; gzipped by its name, and then without the time."""
+    """Open for writing; gzipped by its name, without the time."""
     with path.open("wb") as file:
         if path.suffix != ".gz":
             yield file

@@ -1,13 +1,9 @@
-"""What a run's event log says of it: one pass, curves over time and sums.
+"""Curves and sums of a run from its event log, in one pass.
 
-Times are seconds of virtual time, sums of devices are device-seconds. A call waits from when it comes until it first
-begins, or until the run is cut off; what a lost library ran waits again and counts in the queue, but not in the waits.
-An end that was lost with its pilot before the manager heard of it is followed by another one: the first counts, the
-rest is lost work. What was done before a checkpoint is not lost.
-
-A call that a gang runs is one call. Its members' seconds all count, on each of their devices.
-
-A simulated run in the few numbers that a table has room for.
+Times are seconds of virtual time. A call waits from its arrival to its first begin, or to the end of the run;
+calls of a lost library wait again and count in the queue, but not in the waits. If an end is lost with its pilot,
+the first end counts and the second is lost work. Work before a checkpoint is not lost. A call of a gang is one
+call; the seconds of all members count, on each device.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from stoker.manager.study.statistics import quantile
 
 
 class Steps:
-    """A number that changes at moments and is constant between them; 0 before the first."""
+    """A value that changes at moments; 0 before the first."""
 
     __slots__ = ("at_s", "values")
 
@@ -38,7 +34,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """The value from now on; at one moment the last one stands."""
+        """Set the value from now on; the last one of a moment counts."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -46,12 +42,12 @@ class Steps:
             self.values.append(value)
 
     def value(self, at_s: float) -> float:
-        """The value at a time."""
+        """Return the value at a time."""
         place = bisect_right(self.at_s, at_s)
         return self.values[place - 1] if place else 0.0
 
     def integral(self, *, from_s: float = 0.0, until_s: float) -> float:
-        """Value times seconds between two times."""
+        """Return value times seconds between two times."""
         total, before, value = 0.0, from_s, self.value(from_s)
         for place in range(bisect_right(self.at_s, from_s), bisect_right(self.at_s, until_s)):
             total += value * (self.at_s[place] - before)
@@ -60,22 +56,18 @@ class Steps:
 
     @property
     def highest(self) -> float:
-        """The largest value; 0 where there is none."""
+        """The largest value; 0 if there is none."""
         return max(self.values, default=0.0)
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """A run in numbers. `completed`: items done, over time; `devices`: those of pilots that are there; `queue`: calls
-    that have come and do not run; `capacity`: blocks that the sources may have in all.
+    """A run in numbers.
 
-    `ended_at`: when the last call ended, or the end of the log where calls were left (`unfinished`). `waits_s` and
-    `turnarounds_s` are sorted: from a call's coming to its first beginning (or to the end of the run, if it never began
-    and did not fail), and to its end. Of the device-seconds that were held (`held_s`), calls used `useful_s`, `lost_s`
-    went into calls that were cut off, `loading_s` into libraries from their order until they were ready; with several
-    slots a device calls share its seconds, and more are used than held.
-
-    `deadlines`: of calls whose deadline was met or missed for sure when the run ended; `missed`: those that were not
-    met, because the call ended later, or not at all, or failed (`late` has the calls themselves).
+    `completed`: items done; `devices`: of present pilots; `queue`: calls that have arrived and do not run;
+    `capacity`: allowed blocks, all over time. `ended_at`: the last end, or the end of the log if calls were left
+    (`unfinished`). `waits_s`, `turnarounds_s` (sorted): from arrival to first begin, and to the end. Of the held
+    device-seconds (`held_s`), calls used `useful_s`, stopped calls `lost_s`, loads `loading_s`; calls in several
+    slots share seconds. `deadlines`: those that were met or missed; `late`: calls that missed theirs.
     """
 
     began_at: float
@@ -101,27 +93,27 @@ class Measures(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> int:
-        """Deadlines that were not met."""
+        """Deadlines that were missed."""
         return len(self.late)
 
     @property
     def violations(self) -> float | None:
-        """The share of the deadlines that were not met; None: there are none."""
+        """Share of the deadlines that were missed; None without deadlines."""
         return self.missed / self.deadlines if self.deadlines else None
 
     @property
     def makespan_s(self) -> float:
-        """From the first call's coming to the last one's end."""
+        """From the first arrival to the last end."""
         return self.ended_at - self.began_at
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """One pass over a log. `until_s`: when the run was cut off, where it was; else the end of the last call."""
+    """Measure a log. `until_s`: when the run was cut off."""
     return _Pass(log).result(until_s)
 
 
 class _Pass:
-    """Where a pass over the log stands."""
+    """The state of a pass over the log."""
 
     def __init__(self, log: EventLog) -> None:
         self.log = log
@@ -129,35 +121,35 @@ class _Pass:
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0
-        """Calls that are counted only, and have not ended."""
+        """Counted calls that have not ended."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.bytes: dict[int, float] = {Happened.BYTES_SHARED: 0.0, Happened.BYTES_PEER: 0.0}
         self.open: dict[int, float] = {}
-        """Calls that have not ended, and when they came."""
+        """Arrival of each open call."""
         self.begun: set[int] = set()
-        """Those of them that have run, or run."""
+        """Open calls that have begun."""
         self.running: dict[int, tuple[float, int]] = {}
-        """Calls that run: since when, and in which library."""
+        """Begin and library of running calls."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
-        """The calls that each library runs."""
+        """Running calls of each library."""
         self.parts: dict[tuple[int, int], float] = {}
-        """Parts of gangs that run, by library and call: since when."""
+        """Begin of parts of gangs, by library and call."""
         self.again: set[int] = set()
-        """Calls that have run to their end more than once."""
+        """Calls that ended more than once."""
         self.devices_of: dict[int, float] = {}
-        """How many devices a library has, where it has several."""
+        """Devices of libraries with several."""
         self.due: dict[int, float] = {}
-        """Deadlines that are neither met nor missed."""
+        """Open deadlines."""
         self.late: dict[int, bool] = {}
-        """Which of the others were missed."""
+        """Whether each other deadline was missed."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
-        """Pilots, and their devices."""
+        """Pilots and their devices."""
         self.may_have: dict[int, float] = {}
-        """The capacity of each source, in blocks."""
+        """Blocks of each source."""
 
     def result(self, until_s: float | None) -> Measures:
-        """Go through it, and sum up."""
+        """Read the log and sum up."""
         log = self.log
         hears: dict[int, Callable[[float, int], None]] = {
             Happened.CALL_CAME: self._call_came,
@@ -269,7 +261,6 @@ class _Pass:
             self._waits(at_s, more=1)
 
     def _keeps(self, ran_s: float, row: int) -> None:
-        """What was run is useful up to a checkpoint."""
         kept_s = min(self.log.value[row], ran_s)
         self.useful_s += kept_s * self._devices_of(row)
         self.lost_s += (ran_s - kept_s) * self._devices_of(row)
@@ -370,7 +361,6 @@ class _Pass:
         self.queue.set(at_s, self.waiting)
 
     def _stops(self, call: int, *, otherwise: float = 0.0) -> float:
-        """A call does not run any more: since when it did."""
         if call not in self.running:
             return otherwise
         since, library = self.running.pop(call)
@@ -385,9 +375,11 @@ class _Pass:
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles over calls to engines that have ended, in seconds: of the time to first token, of the mean time per
-    output token, of the longest time between two tokens. `objectives`: calls that had one and have ended or failed;
-    `met`: those of them whose tokens were all in time (SLINFER eq. 1)."""
+    """Quantiles over ended calls to engines, in seconds.
+
+    Time to first token, mean time per output token, longest gap. `objectives`: calls with one; `met`: those whose
+    tokens were all in time (SLINFER eq. 1).
+    """
 
     objectives: int
     met: int
@@ -399,12 +391,12 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
     @property
     def met_share(self) -> float | None:
-        """The share of the objectives that were met; None: there are none."""
+        """Share of the objectives that were met; None without any."""
         return self.met / self.objectives if self.objectives else None
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """The figures of a run; None where no call to an engine has ended."""
+    """Return the figures of a run; None if no call to an engine ended."""
     counted = Happened.CALLS_CAME in log.what  # a row is a class then, and says how many calls are in it
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
@@ -426,14 +418,12 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a run came to. Times in seconds, sums of devices in device-seconds, shares from 0 to 1.
+    """A run in the few numbers of a table. Seconds, device-seconds, shares from 0 to 1.
 
-    `items_per_s`: items done over the whole run. `busy`: the share of the device time that was held in which at least
-    one call ran on the device; several at once count once, and one that is cut off later counts as well. `wait_p50_s`,
-    `wait_p95_s`: from a call's coming to its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done
-    before; None = not asked, or never.
-    `in_time`: the share of calls with a deadline that met it; None = none has one, or calls were only counted.
-    `warm_s`: in which at least one library had the device, from its order to its end. `tokens`: of calls to engines.
+    `items_per_s`: over the whole run. `busy`: share of the held device time in which any call ran. `wait_p50_s`,
+    `wait_p95_s`: see `Measures.waits_s`. `bound_s`: no policy can end before; None = not computed, or never.
+    `in_time`: share of deadlines that were met; None = none, or calls were counted. `warm_s`: in which any
+    library had the device.
     """
 
     items_per_s: float
@@ -452,12 +442,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def violations(self) -> float | None:
-        """The share of calls with a deadline that did not meet it."""
+        """Share of the deadlines that were missed."""
         return None if self.in_time is None else 1.0 - self.in_time
 
 
 def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
-    """The figures of a run that is over, and was measured."""
+    """Return the figures of a measured run."""
     violations = measured.violations
     waits = measured.waits_s or [0.0]
     return Figures(

@@ -1,19 +1,16 @@
-"""When a run would be finished, what it would take, and with how many pilots of which walltime: asked of the simulator
+"""When a run would end, what it would take, and with how many pilots of which walltime: asked of the simulator
 before anything is submitted.
 
-The world is made from what was measured (`evidence`), with the site's own rules for blocks and its walltime. It is
-simulated under several seeds. A seed decides the queue's waits, the spread of loads and calls, which pilots are lost
-and when, and how wrong the measured means are (each is off by its standard error): so the range over seeds is wide
-where little was measured.
+The world comes from measurements (`evidence`) and the site's rules for blocks and walltime. A seed decides queue
+waits, spreads, lost pilots, and the error of each measured mean (its standard error), so the range over seeds is
+wide where little was measured.
 
-A source gives as many blocks as the site file allows. A pilot that is lost makes a dip of a second in the capacity;
-the block that follows it waits in the queue as any other. Many calls are simulated as fewer longer ones, at least
-`CALLS` in all, `CALLS_A_DEVICE` a device and `CALLS_A_WALLTIME` in a pilot's time: of what the forecast says only the
-spread at the very end depends on it, and by a percent or so what pilots leave unused at theirs.
+A source gives as many blocks as the site file allows; a lost pilot is a dip of one second in the capacity. Many
+calls are simulated as fewer longer ones: at least `CALLS` in all, `CALLS_A_DEVICE` a device and
+`CALLS_A_WALLTIME` in a walltime; this affects only the spread at the end.
 
-Left out: the load of the cluster by others, the time of the day, links (a load takes as long as it took), and that
-short jobs start sooner in most queues. Contexts are taken to serve one call at a time. The policies are those that the
-site file names, as a session would have them.
+Left out: other users' load, time of day, links, and that short jobs start sooner. Contexts serve one call at a
+time. The policies are the site's.
 """
 
 from __future__ import annotations
@@ -45,17 +42,17 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""What takes this much longer at most is as good, if it needs less."""
+"""What takes at most this much longer is as good if it needs less."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
-"""Walltimes of a run whose calls are longer than one, after which it is called one that is never done."""
+"""Walltimes after which a run of calls longer than one is called never done."""
 _CONTEXT = "context"
 _ASKED = 1_000
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The middle of what may come, and what it exceeds, and is exceeded by, in one case of ten."""
+    """Median, and the values that one case in ten is below and above."""
 
     p10: float
     p50: float
@@ -63,7 +60,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on so many blocks at most, of a walltime (0 = none). Infinite times: it was not done in any useful time."""
+    """A run on at most `blocks` blocks of a walltime (0 = none). Infinite times: never done."""
 
     blocks: int
     walltime_s: float
@@ -72,9 +69,11 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """What to expect of a run. `as_written`: as the site file says. `by_blocks` and `by_walltime`: with others than it
-    says; `best_blocks` and `best_walltime_s`: the least that is as good as any (0: a walltime does not matter here).
-    `price` is of a device-hour, in the site's own money; 0 = not said. `policy`: those that decide, by name."""
+    """What to expect of a run.
+
+    `as_written`: by the site file. `by_blocks`, `by_walltime`: with others; `best_blocks`, `best_walltime_s`: the
+    least that is as good as any (0: irrelevant). `price`: of a device-hour, 0 = unknown.
+    """
 
     site: str
     work: Work
@@ -92,7 +91,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
-    """Simulate the work on the site, as it is written and otherwise. `tell` hears what is being looked at."""
+    """Simulate the work on the site, as written and otherwise. `tell` receives what is being simulated."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
@@ -101,7 +100,6 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     found: dict[tuple[int, float], PlanForecast] = {}
 
     def forecast_of(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
-        """The forecast of so many blocks and this walltime: the same one, wherever it is shown."""
         if (blocks, walltime_s) not in found:
             found[blocks, walltime_s] = simulate_all(blocks, walltime_s, seeds=seeds)
         return found[blocks, walltime_s]
@@ -143,7 +141,6 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
 
 
 def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
-    """The least of those that are as good as the quickest."""
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
@@ -153,7 +150,7 @@ def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], f
 
 
 def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
-    """How many calls are simulated as one. `each_s`: what one takes. One as long as a walltime would never be done."""
+    """Return how many calls of `each_s` seconds are simulated as one."""
     least = max(CALLS, CALLS_A_DEVICE * devices)
     if walltime_s:
         least = max(least, math.ceil(CALLS_A_WALLTIME * work.calls * each_s / walltime_s))
@@ -163,7 +160,7 @@ def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) 
 def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
-    """When the last call has ended, and the seconds that devices were here."""
+    """Return the end of the last call, and the device-seconds."""
     source = source_of(site, kept=False)
     run = _off(evidence.run, Stream(seed, "plan/run"))
     load = _off(evidence.load, Stream(seed, "plan/load"))
@@ -219,7 +216,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Those of the site. What waits is asked about a thousand times, not each second of a run of many hours."""
+    """Return the site's policies, asked about waiting calls a thousand times a run instead of each second."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -229,12 +226,12 @@ def _policies(site: Site, alone_s: float) -> Policies:
 
 
 def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
-    """The same, but as far off as its mean may be."""
+    """Return a time with a random error of its mean."""
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 
 
 def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> tuple[tuple[float, int], ...]:
-    """So many blocks, less one for a moment whenever one is lost."""
+    """Return the capacity with a dip for each lost block."""
     steps: list[tuple[float, int]] = [(0.0, blocks)]
     if not lost_per_s:
         return tuple(steps)

@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Something that was written: what it is, the files, and in words what it is good for, or why it is not there."""
+    """Written files: what they are, and what for, or why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -43,7 +43,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """A run in `results.json`. `log` counts from the folder."""
+    """A run in `results.json`. `log` is relative to the folder."""
 
     policy: str
     seed: int
@@ -54,7 +54,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class StudyResults(msgspec.Struct, frozen=True):
-    """`results.json`. `complete`: whether every run that was asked for is there."""
+    """`results.json`. `complete`: every requested run is there."""
 
     stoker: str
     scenario: str
@@ -64,9 +64,9 @@ class StudyResults(msgspec.Struct, frozen=True):
 
 
 def make(name: str, *, out: Path | None) -> Path:
-    """A new folder, with one for logs in it: `out`, or one below `runs` with the name and the date.
+    """Create a folder with one for logs: `out`, or one in `runs` by name and date.
 
-    Raises ConfigError when `out` is not empty, or cannot be made.
+    Raises ConfigError if `out` is not empty or cannot be made.
     """
     folder = out or _fresh(Path("runs"), name)
     try:
@@ -79,8 +79,7 @@ def make(name: str, *, out: Path | None) -> Path:
 
 
 def keep_policies(folder: Path, policies: Sequence[str]) -> None:
-    """Copy the files of policies into a new folder: what is simulated again from it decides as it did, whatever has
-    become of them. Raises ConfigError."""
+    """Copy the files of policies into the folder, so that a rerun decides the same. Raises ConfigError."""
     for number, policy in enumerate(policies):
         try:
             copy_policy(policy, folder, alone=f"{POLICIES}/{number}")
@@ -89,7 +88,7 @@ def keep_policies(folder: Path, policies: Sequence[str]) -> None:
 
 
 def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
-    """Remove logs of runs that were stopped while they wrote them, and a folder in which nothing was done."""
+    """Remove unfinished logs, and the folder if no run is done."""
     of_runs = {Path(run.log).name for run in runs}
     for path in (folder / LOGS).iterdir():
         if path.name not in of_runs:
@@ -107,7 +106,7 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
 def results_of(
     scenario: Scenario, runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, complete: bool
 ) -> StudyResults:
-    """What `results.json` says, and `--json` as well."""
+    """Return what `results.json` and `--json` say."""
     facts = [
         RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
         for run in runs
@@ -118,8 +117,7 @@ def results_of(
 def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
-    """Write what comes of runs that are done, one after another, the cheap things first. What cannot be drawn on this
-    machine says why."""
+    """Write the results of runs, cheap ones first. What cannot be drawn says why."""
     logs = tuple(sorted(run.log for run in runs))
     yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))

@@ -74,19 +74,21 @@ from stoker.units import parse_rate
 
 
 class Override(NamedTuple):
-    """One setting that was changed: as it was given, and its path in the data (places in lists, not names)."""
+    """One changed setting: as given, and its path in the data."""
 
     text: str
     path: tuple[str, ...]
 
 
 _NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of things with names. One that is not there is a slip: what was made of it would be wanted by nobody."""
+"""Tables of named things: an unknown name there is a slip."""
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
-    """Change one setting of `data`, in place. `top` and `world`: the settings at the top of a scenario and of its
-    world. Whether the setting exists is seen when the scenario is read. Raises ConfigError."""
+    """Change one setting of `data` in place.
+
+    `top` and `world`: settings of a scenario and its world. Raises ConfigError.
+    """
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
     if not equals or not all(written):
@@ -113,7 +115,6 @@ def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], wor
 
 
 def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
-    """Go one table down; one that is not there yet is made."""
     if isinstance(here, list):
         place = _place(here, part, text)
         return here[int(place)], place
@@ -123,7 +124,6 @@ def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
 
 
 def _place(tables: list[Any], part: str, text: str) -> str:
-    """The place of a table in a list, from its name or its place."""
     names = [str(table.get("name", "")) if isinstance(table, dict) else "" for table in tables]
     if part in names:
         return str(names.index(part))
@@ -151,15 +151,14 @@ def _value(text: str) -> Any:
 
 
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Put what the files hold in the place of their names. They count from `folder`. Raises ConfigError with facts
-    `file` and `key`."""
+    """Replace names of profile files, relative to `folder`, by their content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
             engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
 
 
 def read_profile(path: Path) -> StepTimes:
-    """The step times of a file, which holds a whole profile or `times` alone. Raises ConfigError."""
+    """Return the step times of a file with a profile, or `times` alone. Raises ConfigError."""
     try:
         data = path.read_bytes()
         found = msgspec.json.decode(data)
@@ -176,7 +175,6 @@ def read_profile(path: Path) -> StepTimes:
 
 
 def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The engines of all contexts, as far as the scenario has the shape of one."""
     found: Any = [data]
     for key in ("world", "contexts", "*", "engine", "*"):
         inner = [each.values() if key == "*" else [each.get(key)] for each in found]
@@ -198,9 +196,11 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written. `calls`: a row in the event log for all that happens to each call, or counts for every second,
-    which is for millions of short requests. Beside the logs, `plots`: PNG and SVG; `timeline`: of the first run, for
-    Perfetto."""
+    """What is written.
+
+    `calls`: a row for each event of a call, or counts each second (for millions of requests). `plots`: PNG and
+    SVG; `timeline`: of the first run, for Perfetto.
+    """
 
     calls: CallDetail = CallDetail.EACH
     plots: bool = True
@@ -208,7 +208,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A scenario file that was read and found possible. `until_s`: where runs are cut off; 0 = nowhere."""
+    """A checked scenario file. `until_s`: end of runs; 0 = none."""
 
     name: Name
     about: str = ""
@@ -224,8 +224,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check_policies(policies: Sequence[str], *, setting: str = "policies") -> None:
-    """Raise ValueError for policies that cannot be compared: there are none, one has an impossible name, or two are
-    called the same. `setting`: where they were named."""
+    """Raise ValueError for no policies, an impossible name, or two with one label. `setting`: where they were named."""
     if not policies:
         raise ValueError(f"{setting}: name at least one")
     for policy in policies:
@@ -236,18 +235,18 @@ def check_policies(policies: Sequence[str], *, setting: str = "policies") -> Non
 
 
 def label(policy: str) -> str:
-    """What people read: a policy in a file goes by the file's name, wherever it lies."""
+    """Return a policy's name for people: the file's name without its folder."""
     file = policy_file(policy)
     return f"{Path(file).name}{policy[len(file) :]}" if file else policy
 
 
 def shipped() -> dict[str, Path]:
-    """Scenario files that come with Stoker, by name."""
+    """Return the shipped scenario files by name."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").glob("*.toml"))}
 
 
 def find_scenario(text: str | os.PathLike[str]) -> Path:
-    """The file that is meant: a path, or the name of a shipped scenario. Raises ConfigError with the nearest name."""
+    """Return the file of a path or a shipped scenario's name. Raises ConfigError with the nearest name."""
     path, known = Path(text).expanduser(), shipped()
     if path.is_file():
         return path
@@ -261,8 +260,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with settings changed (`stoker.manager.study.scenario`). Files of traces and policies
-    count from the scenario's folder; in what is given back their paths are absolute.
+    """Return the scenario of a file with settings changed. Files of traces and policies become absolute.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -275,7 +273,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    """Return the scenario of `text`; `file` is its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
@@ -290,8 +288,7 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
 
 
 def read(kind: type, value: Any) -> Any:
-    """What a scenario file says in words: rates, sizes, durations, each with its unit. A `dec_hook` for msgspec. Raises
-    UnitError."""
+    """Convert rates, sizes and durations with units: a `dec_hook` for msgspec. Raises UnitError."""
     return Rate(parse_rate(value)) if kind is Rate else read_unit(kind, value)
 
 
@@ -314,7 +311,7 @@ def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: st
 
 
 def _refused(problem: str, path: tuple[str, ...], made: Sequence[Override], *, text: str, file: str) -> ConfigError:
-    """An error that names what is to be mended: what was given as `--set`, or a line of the file."""
+    """Return an error that names the `--set` or the line to fix."""
     line, key = line_of(path, text), path[-1]
     for change in reversed(made):
         if change.path[: len(path)] == path or path[: len(change.path)] == change.path:
@@ -339,12 +336,11 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def scenario_text(scenario: Scenario) -> str:
-    """The file that reads back as this scenario. What is as it would be anyway is left out."""
+    """Return the file that reads back as this scenario, without defaults."""
     return "\n".join(_table(scenario, at="")) + "\n"
 
 
 def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
-    """The settings of a struct, then the tables in it."""
     kind = struct.__struct_config__.tag_field
     if kind:
         yield f"{kind} = {_written(struct.__struct_config__.tag)}"
@@ -363,7 +359,6 @@ def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is written below a header: a struct, or structs by name or in a list."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
     return any(isinstance(each, msgspec.Struct) and not each.__struct_config__.array_like for each in inside)
 
@@ -407,7 +402,6 @@ def _written(value: Any) -> str:
 
 
 def _decimal(number: float) -> str:
-    """Without an exponent, and so that the same number is read back."""
     return f"{Decimal(repr(float(number))):f}".removesuffix(".0")
 
 

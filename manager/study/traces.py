@@ -1,18 +1,15 @@
-"""Recorded workloads as calls: CSV and JSON files, plain or gzipped; who wrote a trace decides what a row of it means.
+"""Recorded workloads as calls: CSV and JSON files, plain or gzipped.
 
-Rows become calls as they are read, so a trace may be larger than memory. Times count from the first row where the file
-has dates or a clock of its own (Philly, ElasticFlow, Azure), and are taken as they stand elsewhere. A row that comes
-before the one above it is refused, with one exception: the published Philly trace is in no order at all, and is read
-whole and sorted.
+Rows become calls as they are read. Times count from the first row in formats with dates or an own clock (Philly,
+ElasticFlow, Azure). A row before the one above it is refused; only the published Philly trace, which has no
+order, is read whole and sorted.
 
-What the formats lack:
+- Jobs (Philly, ElasticFlow) name no context and no calls: a job on n GPUs becomes n independent calls of its
+length.
 
-- Jobs (Philly, ElasticFlow) name no context and no calls. A job on n GPUs becomes n calls, each as long as the job: the
-  GPU-seconds are the job's, but nothing keeps the n together.
-- Requests (Azure, SLINFER) are one item each; their lengths are the call's. Policies know the input's; the output's is
-  the engine's, and shows when the call has ended.
-- Philly's times are local ones without an offset. They are taken as they stand, so the end of summer time moves what
-  follows it by an hour.
+- Requests (Azure, SLINFER) are one item each. Policies know the input's length; the output's is the engine's.
+
+- Philly's local times have no offset and are taken as they are.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ _SHOWN = 60
 
 
 class TableRow:
-    """One row: its cells by column, and where it stands."""
+    """One row: its cells by column, and its line."""
 
     __slots__ = ("_cells", "_columns", "line", "path")
 
@@ -61,18 +58,18 @@ class TableRow:
         return field in self._columns
 
     def wrong(self, field: str, what: str) -> ConfigError:
-        """The error that says what is wrong with a field of this row."""
+        """Return the error for a field of this row."""
         return wrong(self.path, self.line, field, what)
 
     def text(self, field: str) -> str:
-        """What stands there. Raises ConfigError for nothing."""
+        """Return the text of a field. Raises ConfigError if it is empty."""
         text = self._cells[self._columns[field]].strip()
         if not text:
             raise self.wrong(field, "is empty")
         return text
 
     def whole(self, field: str, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        """A whole number within bounds. Raises ConfigError."""
+        """Return a whole number within bounds. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         pattern = _SIGNED if least < 0 else _WHOLE
         if not pattern.fullmatch(text) or not least <= int(text) <= most:
@@ -80,14 +77,14 @@ class TableRow:
         return int(text)
 
     def number(self, field: str) -> float:
-        """A number that is not negative. Raises ConfigError."""
+        """Return a number of at least 0. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         if not _NUMBER.fullmatch(text) or not 0.0 <= float(text) < math.inf:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
     def date(self, field: str) -> float:
-        """A date with its time, as seconds since 1970; without a time zone it is taken for UTC. Raises ConfigError."""
+        """Return a date as seconds since 1970, UTC unless it has a zone. Raises ConfigError."""
         text = self._cells[self._columns[field]].strip()
         try:
             when = datetime.fromisoformat(text)
@@ -97,8 +94,11 @@ class TableRow:
 
 
 def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
-    """The rows of a CSV file, as they are read. `needs`: columns that must be there; `knows`: all that may be (None:
-    any). Blank lines are passed over. Raises ConfigError with facts `file`, `line` and `key`, where known."""
+    """Yield the rows of a CSV file.
+
+    `needs`: required columns; `knows`: allowed ones (None: any). Raises ConfigError with facts `file`, `line` and
+    `key`, where known.
+    """
     try:
         with open_bytes(path) as file:
             reader = csv.reader(_lines(file, path), strict=True)
@@ -120,25 +120,25 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    """`file: line N: field: what is wrong`."""
+    """Return the error `file: line N: field: what is wrong`."""
     parts = (show_path(path), f"line {line}", field, what) if field else (show_path(path), f"line {line}", what)
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """The error for a file that is not there, or whose bytes are not what they should be."""
+    """Return the error for a missing or damaged file."""
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
     return ConfigError(f"{show_path(path)}: {why}", file=str(path))
 
 
 def show_path(path: Path) -> str:
-    """A path as people write it: from the working folder, for what lies below it."""
+    """Return a path relative to the working folder, if it is in it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a text file as bytes, unpacked if it is gzipped. Raises ConfigError for another format, and OSError."""
+    """Open a text file as bytes, unpacked if gzipped. Raises ConfigError for another format, and OSError."""
     file = path.open("rb")
     head = file.read(HEAD_BYTES)
     file.seek(0)
@@ -200,18 +200,17 @@ _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWI
 def arrivals_of(
     workload: Workload, *, seed: int, folder: Path, contexts: Collection[str] = ()
 ) -> Iterator[Arrival]:  # fmt: skip
-    """The calls of any workload: drawn under `seed`, or read from a trace. See `read_trace` for the rest."""
+    """Return the calls of any workload: drawn under `seed`, or read from a trace (`read_trace`)."""
     if isinstance(workload, Trace):
         return read_trace(workload, folder=folder, contexts=contexts)
     return arrivals(workload, seed=seed)
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """The calls of a trace, in order of time, as they are read. Its file counts from `folder`; `contexts` are those
-    that there are (empty: any), which matters to a file that names them itself.
+    """Return the calls of a trace in order of time.
 
-    The first call is read at once. Raises ConfigError with facts `file`, `line` and `key`, where known: here for a file
-    that cannot be read, has no call or another header, later for a bad row.
+    `folder`: base of its path; `contexts`: known ones (empty: any). The first call is read at once. Raises
+    ConfigError with facts `file`, `line` and `key`, where known; for bad rows later.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
     calls = _cut(_calls(path, trace, contexts), trace)
@@ -242,7 +241,6 @@ def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
 
 
 def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
-    """What the scenario wants of them, with its clock."""
     start_s, end_s = float(trace.start_s), trace.start_s + trace.for_s if trace.for_s else math.inf
 
     def wanted() -> Iterator[Arrival]:
@@ -256,7 +254,7 @@ def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
 
 
 class _Names:
-    """Which context stands for a name of the trace's."""
+    """Maps names of the trace to contexts."""
 
     def __init__(self, trace: Trace) -> None:
         given = (trace.context,) if isinstance(trace.context, str) else trace.context
@@ -264,14 +262,14 @@ class _Names:
         self._known = dict(trace.contexts)
 
     def context(self, name: str) -> str | None:
-        """The context; None where the scenario gives none."""
+        """Return the context of a name; None if the scenario gives none."""
         known = self._known.get(name)
         if known is None and self._turns is not None:
             known = self._known[name] = next(self._turns)
         return known
 
     def of(self, row: TableRow, field: str) -> str:
-        """The context for what stands in a field."""
+        """Return the context of a row's field. Raises ConfigError."""
         name = row.text(field)
         context = self.context(name)
         if context is None:
@@ -288,7 +286,7 @@ class _Clock:
         self._last = -math.inf
 
     def at(self, row: TableRow, time_s: float, *, since_first: bool = True) -> float:
-        """When a row comes."""
+        """Return when a row comes."""
         if time_s < self._last:
             raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
         self._last = time_s
@@ -321,7 +319,6 @@ def _elasticflow(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 def _job(
     row: TableRow, trace: Trace, *, at_s: float, context: str, gpus: str = "num_gpus", deadline_s: float = 0.0
 ) -> Iterator[Arrival]:
-    """A job as calls, one a GPU."""
     duration_s, number = row.number("duration"), row.whole(gpus, least=1, most=_MOST_GPUS)
     items = math.ceil(duration_s / trace.item_s)
     if not 1 <= items <= _MOST_ITEMS:
@@ -339,7 +336,6 @@ def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
 
 def _request(trace: Trace, at_s: float, context: str, input_length: int, output: int) -> Arrival:
-    """A request. No policy knows its output beforehand; what ended before tells them what to expect."""
     return Arrival(
         at_s, context, trace.items, input_length, 0, trace.priority, float(trace.deadline_s), trace.gang,
         output=output, objective=trace.tokens.objective,
@@ -377,7 +373,6 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
 
 
 def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
-    """On how many libraries a row's call may run; of one bound alone the scenario has the other."""
     least, most = trace.gang
     if "gang_most" in row:
         most = row.whole("gang_most", least=1, most=_MOST_MEMBERS)
@@ -392,7 +387,7 @@ def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
 
 
 class _TracedFunction(msgspec.Struct, frozen=True):
-    """One function: when its requests come, and how long they are."""
+    """One function: times and lengths of its requests."""
 
     name: str = msgspec.field(name="HashFunction")
     timestamps: tuple[float, ...]
@@ -450,7 +445,6 @@ def _functions(path: Path) -> list[_TracedFunction]:
 
 
 def _in_function(path: Path, place: int, function: _TracedFunction, field: str, what: str) -> ConfigError:
-    """JSON has all of it in one line: the function and the place in its list say where."""
     return ConfigError(
         f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field
     )
