@@ -56,11 +56,7 @@ SHIPPED: dict[str, Named] = {
             "As default, and of the calls that wait for a context, those that are expected to run shortly come first.",
             _policies(LoadWhereWanted, ShortestFirst),
         ),
-        Named(
-            "exclusive",
-            "A library gets a whole device, whatever its context needs.",
-            _policies(WholeDevice),
-        ),
+        Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
         Named(
             "prompt-tuner",
             "Calls with deadlines get as many warm devices as they need, in rounds; what nobody uses is let go.",

@@ -131,9 +131,7 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Worth(
-    "in_time",
-    lambda a, b: _minus(a.figures.in_time, b.figures.in_time),
-    "of every 100 deadlines it meets {lead} more",
+    "in_time", lambda a, b: _minus(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
 )
 _WAITS = Worth(
     WAIT_P95_S,

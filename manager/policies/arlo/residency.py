@@ -20,12 +20,7 @@ from stoker.manager.core.libraries import has_given_up
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import (
-    ArrivalCounts,
-    RuntimeTimes,
-    is_runtime,
-    runtimes_of,
-)
+from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.where_to_load import is_probed, known_bytes, probes
 from stoker.protocol.ids import RecipeKey
