@@ -10,29 +10,15 @@ Left out: fair share, backfill and other queueing rules. Their effect is in the 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.pilot import SimPilot
-from stoker.manager.sim.runs import Surroundings
+from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
 from stoker.manager.sim.world import Preempt, SourceModel
 from stoker.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
-
-
-class BatchSurroundings(Surroundings, Protocol):
-    """A simulation that batch systems are part of."""
-
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """A pilot of a block that has started."""
-
-    def factory_says(self, update: BlockUpdate) -> None:
-        """What the batch system did comes to the manager."""
-
 
 _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
 
@@ -52,7 +38,7 @@ class _Job:
 class BatchSystem:
     """One source of pilots."""
 
-    def __init__(self, sim: BatchSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
+    def __init__(self, sim: PilotSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
         self._number = number

@@ -37,15 +37,15 @@ import enum
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import msgspec
 
 from stoker.chance import Stream, least_factor
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.world import TICK_S, ContextModel, DeviceKind, EngineFloor, Links, SourceModel, World
+from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
 
 # ---- supply
@@ -184,18 +184,6 @@ class Placement(msgspec.Struct, frozen=True):
         return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
 
 
-class _Way(msgspec.Struct, frozen=True):
-    """Steps of a load in seconds.
-
-    `fetch_s`: files to a node; `kept_s`: a load from a node that has them; `afresh_s`: a load from the shared
-    storage.
-    """
-
-    fetch_s: float
-    kept_s: float
-    afresh_s: float
-
-
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
     """Return where each of these contexts may be. `first_at`: when its first call arrives."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
@@ -212,20 +200,20 @@ def _place(
 ) -> Iterator[Placement]:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
-    if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
+    if model.device_memory_bytes > device.memory_bytes or not model.may_be_on(source.kind):
         return
     if model.devices > source.devices:
         return
-    way = _way(world.links, model, source.kind)
+    fetch_s, kept_s, afresh_s = _load_ways(world.links, model, source.kind)
     known_at = first_at[name]
     here_at = max(pilots_at[number], known_at)
-    begins_at = here_at + way.afresh_s
-    first_s = again_s = way.afresh_s
+    begins_at = here_at + afresh_s
+    first_s = again_s = afresh_s
     if model.awareness is not Awareness.NONE:
-        again_s = min(way.kept_s, way.afresh_s)
-        first_s = min(way.fetch_s + way.kept_s, way.afresh_s)
+        again_s = min(kept_s, afresh_s)
+        first_s = min(fetch_s + kept_s, afresh_s)
         fetched_at = _fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
-        begins_at = min(begins_at, max(here_at, fetched_at) + way.kept_s)
+        begins_at = min(begins_at, max(here_at, fetched_at) + kept_s)
     boot_s = _boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return
@@ -236,7 +224,8 @@ def _place(
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
         again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
         floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
-        **_rates(model, device, source.kind),
+        call_s=model.of_kind(model.call_s, source.kind) / device.speed,
+        item_s=model.of_kind(model.item_s, source.kind) / device.speed,
     )  # fmt: skip
 
 
@@ -262,26 +251,16 @@ def _fetched_at(
     return fetched_at
 
 
-def _rates(model: ContextModel, device: DeviceKind, kind: str) -> dict[str, float]:
-    call_s, item_s = model.of_kind(model.call_s, kind), model.of_kind(model.item_s, kind)
-    return {"call_s": call_s / device.speed, "item_s": item_s / device.speed}
-
-
-def _way(links: Links, model: ContextModel, kind: str) -> _Way:
+def _load_ways(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
+    """Return the seconds to fetch the files to a node, of a load from there, and of one from the shared storage."""
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
     work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
     work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
     read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
-    return _Way(
-        fetch_s=size / links.network,
-        kept_s=max(0.0, read_s + work_s),
-        afresh_s=max(0.0, max(size / min(links.shared, one_node), operations_s) + work_s),
-    )
-
-
-# ---- pilots
+    afresh_s = max(size / min(links.shared, one_node), operations_s) + work_s
+    return size / links.network, max(0.0, read_s + work_s), max(0.0, afresh_s)
 
 
 def _starts_at(source: SourceModel) -> float:
@@ -299,10 +278,6 @@ def _pilot_at(source: SourceModel) -> float:
             break
         starts_at, blocks = max(starts_at, at), count
     return starts_at + _boot_s(source)
-
-
-def _may_be_on(model: ContextModel, kind: str) -> bool:
-    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
 
 
 # ---- bound
@@ -327,7 +302,17 @@ class Bound(msgspec.Struct, frozen=True):
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
     """Return the earliest end of a run of this world with these calls under this seed."""
-    calls = list(_bound_calls(world, arrivals, Stream(seed, "calls")))
+    chance, calls = Stream(seed, "calls"), list[LeastCall]()
+    for number, arrival in enumerate(arrivals):
+        cv = world.contexts[arrival.context].item_cv
+        factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
+        items, fixed_s = arrival.items_done or arrival.items, arrival.fixed_s + arrival.shared_s
+        is_gang = arrival.gang != (1, 1)
+        calls.append(
+            LeastCall(
+                arrival.at_s, arrival.context, items, factor, fixed_s, is_gang, arrival.prompt, arrival.written
+            )
+        )  # fmt: skip
     if not calls:
         return Bound(0.0, Limit.CALL)
     if world.delays.progress_s or any(call.gang for call in calls):
@@ -335,165 +320,127 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     first_at: dict[str, float] = {}
     for call in calls:
         first_at.setdefault(call.context, call.at_s)
-    places = places_of(world, first_at)
-    if any(not any(place.context == name for place in places) for name in first_at):
+    case = _Case(world, calls, places_of(world, first_at))
+    if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
-        Bound(_one_call(calls, places), Limit.CALL),
-        Bound(_storage(world, calls, places), Limit.STORAGE),
-        *(Bound(ends_at, Limit.DEVICES) for ends_at in _devices(world, calls, places)),
+        Bound(case.one_call(), Limit.CALL),
+        Bound(case.storage(), Limit.STORAGE),
+        *(Bound(ends_at, Limit.DEVICES) for ends_at in case.all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
     return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
 
 
-def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[LeastCall]:
-    for number, arrival in enumerate(arrivals):
-        cv = world.contexts[arrival.context].item_cv
-        factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
-        items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
-        yield LeastCall(
-            arrival.at_s, arrival.context, items, factor, arrival.fixed_s + arrival.shared_s, gang, arrival.prompt,
-            arrival.written,
-        )  # fmt: skip
+_Prices = dict[int, float]
+"""What device time of each source is worth."""
 
 
-def _one_call(calls: list[LeastCall], places: list[Placement]) -> float:
-    of = _by_context(places)
-    return max(min(max(call.at_s, place.begins_at) + place.run_s(call) for place in of[call.context]) for call in calls)
+class _Case:
+    """The calls of a world, and where their contexts may be."""
+
+    def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
+        self.world, self.calls, self.places = world, calls, places
+        self.of: dict[str, list[Placement]] = {}
+        for place in places:
+            self.of.setdefault(place.context, []).append(place)
+
+    def one_call(self) -> float:
+        """Bound by the call that ends last, alone."""
+        return max(
+            min(max(call.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.context])
+            for call in self.calls
+        )
+
+    def storage(self) -> float:
+        """Bound by the files that are read for each call."""
+        sizes, operations, links = 0.0, 0.0, self.world.links
+        for call in self.calls:
+            model = self.world.contexts[call.context]
+            if model.awareness is Awareness.NONE:
+                sizes += sum(files.size_bytes for files in model.files)
+                operations += sum(files.operations for files in model.files)
+        most = links.shared_operations or math.inf
+        return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
+
+    def all_calls(self) -> Iterator[float]:
+        """Bounds by all devices together, one for each way of looking at them."""
+        at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
+        for prices in self._prices():
+            yield self._runs(prices)
+            if any(source.walltime_s for source in self.world.sources):
+                yield self._runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
+            for k in sorted({0, *at_once}) if any(place.again_s for place in self.places) else ():
+                yield self._runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
+
+    def _prices(self) -> Iterator[_Prices]:
+        """Yield prices of device time in a few ways, the highest of them 1."""
+        tried = {_scaled({place.source: place.speed for place in self.places}): None}
+        for name, places in self.of.items():
+            mine = [call for call in self.calls if call.context == name]
+            seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in places}
+            if all(seconds.values()):
+                worth = {place.source: 0.0 for place in self.places}
+                worth.update({source: 1.0 / took for source, took in seconds.items()})
+                tried[_scaled(worth)] = None
+        yield from map(dict, tried)
+
+    def _runs(self, prices: _Prices) -> float:
+        """Bound by calls alone, on devices where a context is loaded. Later arrivals are done later."""
+        parts = []
+        for number, source, mine in self._sources():
+            may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+            windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
+            steps = clipped(windows, from_s=min(place.begins_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices))
+        devices, calls, needed, later = Supply(parts), self.calls, 0.0, 0.0
+        worth = {place: prices[place.source] * place.devices for place in self.places}
+        for place, call in enumerate(reversed(calls), start=1):
+            later += min(worth[where] * where.device_s(call) for where in self.of[call.context])
+            if place == len(calls) or calls[-place - 1].at_s < call.at_s:
+                needed = max(needed, devices.until(call.at_s) + later)
+        return devices.when(needed)
+
+    def _runs_and_loads(
+        self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
+        takes_s: Callable[[Placement, LeastCall], float],
+    ) -> float:  # fmt: skip
+        """Bound by calls and their loads, on blocks with a walltime.
+
+        `shares`: shares of a device that a call, and its load, take; `takes_s`: for how long a call does.
+        """
+        parts = []
+        for number, source, mine in self._sources():
+            steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+            setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
+            if source.walltime_s:
+                share = max(0.0, 1.0 - setup_s / source.walltime_s)
+            else:
+                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.known_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices * share))
+        costs: dict[str, list[tuple[Placement, float, float]]] = {}
+        for place in self.places:
+            worth, (run, load) = prices[place.source] * place.devices, shares(place)
+            costs.setdefault(place.context, []).append((place, worth * run, worth * load))
+        needed = math.fsum(
+            min(load * where.again_s + run * takes_s(where, call) for where, run, load in costs[call.context])
+            for call in self.calls
+        )
+        return Supply(parts).when(needed)
+
+    def _sources(self) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
+        for number, source in enumerate(self.world.sources):
+            if mine := [place for place in self.places if place.source == number]:
+                yield number, source, mine
 
 
-def _storage(world: World, calls: list[LeastCall], places: list[Placement]) -> float:
-    sizes, operations = 0.0, 0.0
-    for call in calls:
-        model = world.contexts[call.context]
-        if model.awareness is Awareness.NONE:
-            sizes += sum(files.size_bytes for files in model.files)
-            operations += sum(files.operations for files in model.files)
-    most = world.links.shared_operations or math.inf
-    return min(place.pilot_at for place in places) + max(sizes / world.links.shared, operations / most)
-
-
-# ---- all calls
-
-
-def _devices(world: World, calls: list[LeastCall], places: list[Placement]) -> Iterator[float]:
-    loads_again = any(place.again_s for place in places)
-    lasting = any(source.walltime_s for source in world.sources)
-    for prices in _prices(calls, places):
-        computing = _priced(places, prices, {place: _DeviceShare(1.0, 0.0) for place in places})
-        yield _runs(world, calls, places, computing, prices)
-        if lasting:
-            yield _runs_and_loads(world, calls, places, computing, prices, Placement.device_s)
-        for k in sorted({0, *map(_at_once, places)}) if loads_again else ():
-            holding = {
-                place: _DeviceShare(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k))
-                for place in places
-            }
-            yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices, Placement.run_s)
-
-
-class _DeviceShare(NamedTuple):
-    """Share of a device that a call, and its load, take for each of their seconds."""
-
-    run: float
-    load: float
-
-
-_Priced = dict[str, list[tuple[Placement, _DeviceShare]]]
-"""Where each context may be, and the price of a second there."""
-
-
-def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Placement, _DeviceShare]) -> _Priced:
-    return {
-        name: [
-            (place, _DeviceShare(*(prices[place.source] * place.devices * part for part in parts[place])))
-            for place in mine
-        ]
-        for name, mine in _by_context(places).items()
-    }
-
-
-def _runs(
-    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float]
-) -> float:
-    """Bound by calls alone, on devices where a context is loaded. Later arrivals are done later."""
-    parts = []
-    for number, source, mine in _sources(world, places):
-        may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-        windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
-        steps = clipped(windows, from_s=min(place.begins_at for place in mine))
-        parts.append((steps, prices[number] * source.nodes * source.devices))
-    devices = Supply(parts)
-    needed, later = 0.0, 0.0
-    for place, call in enumerate(reversed(calls), start=1):
-        later += min(price.run * where.device_s(call) for where, price in of[call.context])
-        if place == len(calls) or calls[-place - 1].at_s < call.at_s:
-            needed = max(needed, devices.until(call.at_s) + later)
-    return devices.when(needed)
-
-
-def _runs_and_loads(
-    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float],
-    takes_s: Callable[[Placement, LeastCall], float],
-) -> float:  # fmt: skip
-    """Bound by calls and their loads, on blocks with a walltime. `takes_s`: seconds in which a call takes its share."""
-    parts = []
-    for number, source, mine in _sources(world, places):
-        steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-        setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
-        if source.walltime_s:
-            share = max(0.0, 1.0 - setup_s / source.walltime_s)
-        else:
-            known_at = min(place.known_at for place in mine)
-            steps = clipped(useful(steps, setup_s=setup_s), from_s=known_at)
-        parts.append((steps, prices[number] * source.nodes * source.devices * share))
-    needed = math.fsum(
-        min(price.load * where.again_s + price.run * takes_s(where, call) for where, price in of[call.context])
-        for call in calls
-    )
-    return Supply(parts).when(needed)
-
-
-def _sources(world: World, places: list[Placement]) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
-    for number, source in enumerate(world.sources):
-        mine = [place for place in places if place.source == number]
-        if mine:
-            yield number, source, mine
-
-
-def _at_once(place: Placement) -> int:
-    return place.device_bytes // place.memory_bytes if place.memory_bytes else 0
-
-
-def _dual_feasible(place: Placement, k: int) -> float:
-    """Return u(k) of Fekete and Schepers for the context's share of the device memory; k = 0: the share itself."""
+def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
+    """Return u(k) of Fekete and Schepers for the share of the memory, per call and per load; k = 0: the share."""
     whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
-    return whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
+    share = whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
+    return share / place.at_once, share
 
 
-def _prices(calls: list[LeastCall], places: list[Placement]) -> Iterator[dict[int, float]]:
-    """Yield prices of device time by source, in a few ways."""
-    of = _by_context(places)
-    tried = {_scaled({place.source: place.speed for place in places}): None}
-    for name in of:
-        mine = [call for call in calls if call.context == name]
-        seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in of[name]}
-        if all(seconds.values()):
-            worth = {place.source: 0.0 for place in places}
-            worth.update({source: 1.0 / took for source, took in seconds.items()})
-            tried[_scaled(worth)] = None
-    for prices in tried:
-        yield dict(prices)
-
-
-def _scaled(prices: dict[int, float]) -> tuple[tuple[int, float], ...]:
+def _scaled(prices: _Prices) -> tuple[tuple[int, float], ...]:
     highest = max(prices.values())
     return tuple((source, worth / highest) for source, worth in prices.items())
-
-
-def _by_context(places: list[Placement]) -> dict[str, list[Placement]]:
-    found: dict[str, list[Placement]] = {}
-    for place in places:
-        found.setdefault(place.context, []).append(place)
-    return found

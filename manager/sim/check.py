@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.runs import least_s
-from stoker.manager.sim.world import ContextModel, DeviceKind, EngineFloor, SourceModel, World
+from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
 
@@ -27,7 +29,11 @@ class ImpossibleSetting(NamedTuple):
 
     at: tuple[str, ...]
     problem: str
-    named: tuple[str, ...] = ()
+    named: tuple[str, ...]
+
+
+_Problems = Iterator[tuple[tuple[str, ...], str]]
+"""The path of a table, and what is wrong with a setting in it, whose name the text begins with."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -42,23 +48,10 @@ def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
 
     `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none, and then a run must be able to end.
     """
-    for at, problem, _ in _impossible(world, wanted, until_s):
+    for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
+        at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
         yield ImpossibleSetting(at, problem, named)
-
-
-def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator[ImpossibleSetting]:
-    yield from _nothing_there(world)
-    yield from _unknown_names(world)
-    yield from _sources(world)
-    yield from _numbers(world)
-    yield from _engines(world)
-    for name in wanted:
-        if name not in world.contexts:
-            yield ImpossibleSetting(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
-            return
-        yield from _never_held(world, name)
-        yield from _never_done(world, name, until_s=until_s)
 
 
 def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
@@ -94,16 +87,14 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     seen: set[tuple[object, ...]] = set()
     served = {name for name, model in world.contexts.items() if model.engine}
     timed = any(source.walltime_s for source in world.sources)
-
-    def lengths_of(arrival: Arrival) -> tuple[int, int]:
-        return (arrival.prompt, arrival.written) if timed and arrival.context in served else (0, 0)
-
     for number, arrival in enumerate(arrivals):
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
         before_s = arrival.at_s
+        # Lengths tell calls to an engine apart only where a block may end before they do.
+        lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
-        kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths_of(arrival)
+        kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
         if kind not in seen:
             seen.add(kind)
             _refuse_call(world, arrival, number=number)
@@ -153,127 +144,89 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         )
 
 
-# ---- parts that do not fit together
-
-
-def _nothing_there(world: World) -> Iterator[ImpossibleSetting]:
+def _parts(world: World) -> _Problems:
+    """Parts that are missing or do not fit together."""
     if not world.sources:
-        yield ImpossibleSetting(
-            ("sources",), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
-        )
+        yield (), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
     if not world.contexts:
-        yield ImpossibleSetting(
-            ("contexts",), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
-        )
-
-
-def _unknown_names(world: World) -> Iterator[ImpossibleSetting]:
-    devices = world.devices
-    for number, source in enumerate(world.sources):
-        if source.kind not in devices:
-            problem = f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
-            yield ImpossibleSetting(("sources", str(number), "kind"), problem)
-    words = {name.partition(" ")[0] for name in devices}
-    for name, model in world.contexts.items():
-        for kind in model.kinds:
-            if kind not in devices and kind not in words:
-                problem = f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
-                yield ImpossibleSetting(("contexts", name, "kinds"), problem)
-        for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
-            for kind in times:
-                if kind and kind not in devices:
-                    problem = f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
-                    yield ImpossibleSetting(("contexts", name, setting), problem)
-    sizes: dict[str, int] = {}
-    for name, model in world.contexts.items():
-        for files in model.files:
-            if sizes.setdefault(files.name, files.size_bytes) != files.size_bytes:
-                problem = (
-                    f"files: {files.name} is {show_bytes(files.size_bytes)} here and "
-                    f"{show_bytes(sizes[files.name])} elsewhere; files of one name are the same files"
-                )
-                yield ImpossibleSetting(("contexts", name, "files"), problem)
-
-
-def _sources(world: World) -> Iterator[ImpossibleSetting]:
-    names: set[str] = set()
+        yield (), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
+    devices, names = world.devices, set[str]()
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))
+        if source.kind not in devices:
+            yield at, f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
         if source.name in names:
-            yield ImpossibleSetting((*at, "name"), f"name = {source.name!r}: another source is called so too")
+            yield at, f"name = {source.name!r}: another source is called so too"
         names.add(source.name)
         for setting in ("min_blocks", "init_blocks"):
-            value = getattr(source, setting)
-            if value > source.max_blocks:
-                problem = f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
-                yield ImpossibleSetting((*at, setting), problem)
-
-
-def _numbers(world: World) -> Iterator[ImpossibleSetting]:
-    operations = world.links.shared_operations
-    if not 0 <= operations < math.inf:
-        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
-        yield ImpossibleSetting(("links", "shared_operations"), problem)
-
-
-def _engines(world: World) -> Iterator[ImpossibleSetting]:
+            if (value := getattr(source, setting)) > source.max_blocks:
+                yield at, f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
+    words, sizes = {name.partition(" ")[0] for name in devices}, dict[str, int]()
     for name, model in world.contexts.items():
-        at = ("contexts", name, "engine")
-        for kind in model.engine:
-            if kind and kind not in world.devices:
-                problem = f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
-                yield ImpossibleSetting(at, problem)
+        at = ("contexts", name)
+        for kind in model.kinds:
+            if kind not in devices and kind not in words:
+                yield at, f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
+        for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
+            for kind in filter(None, times):
+                if kind not in devices:
+                    yield at, f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
+        for files in model.files:
+            if (size := sizes.setdefault(files.name, files.size_bytes)) != files.size_bytes:
+                sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
+                yield at, f"files: {files.name} is {sizes_shown}; files of one name are the same files"
+    if not 0 <= (operations := world.links.shared_operations) < math.inf:
+        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
+        yield ("links",), problem
+
+
+def _engines(world: World) -> _Problems:
+    """Contexts that have an engine on some devices, and could be loaded on others."""
+    for name, model in world.contexts.items():
+        at = ("contexts", name)
+        for kind in filter(None, model.engine):
+            if kind not in world.devices:
+                yield at, f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
         missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
         if model.engine and missing:
-            problem = (
-                f"engine: {name} may be on {missing[0]!r}, of which no steps are known; add them, or say its kinds"
-            )
-            yield ImpossibleSetting(at, problem)
+            mend = "of which no steps are known; add them, or say its kinds"
+            yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
 
 
-# ---- calls that could never run
+def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
+    """Calls that could never run."""
+    for name in wanted:
+        if name not in world.contexts:
+            yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
+            return
+        of_use = list(_of_use(world, world.contexts[name]))
+        if of_use:
+            yield from _never_done(world, name, of_use, until_s=until_s)
+        elif known := [source for source in world.sources if source.kind in world.devices]:
+            yield ("contexts", name), _never_held(world, name, known)
 
 
-def _never_held(world: World, name: str) -> Iterator[ImpossibleSetting]:
+def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
+    """Why no source has the devices for a context."""
     model = world.contexts[name]
-    at = ("contexts", name, "device_memory")
-    usable = [source for source in world.sources if source.kind in world.devices]
-    if not usable or any(True for _ in _of_use(world, model)):
-        return
-    suited = [
-        source for source in usable if _may_be_on(model, source.kind) and _fits(model, world.devices[source.kind])
-    ]
-    if suited:
-        most = max(source.devices for source in suited)
-        wanted = model.devices
-        problem = (
-            f"devices = {wanted}: {name} needs {wanted} of one node, and of the nodes that suit none has over {most}"
+    if suited := [source.devices for source in sources if _suits(world, model, source)]:
+        return (
+            f"devices = {model.devices}: {name} needs {model.devices} of one node, and of the nodes that suit none has "
+            f"over {max(suited)}"
         )
-        yield ImpossibleSetting((*at[:-1], "devices"), problem)
-        return
-    kinds = dict.fromkeys(source.kind for source in usable)
+    kinds = dict.fromkeys(source.kind for source in sources)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
-    if not any(_may_be_on(model, kind) for kind in kinds):
-        problem = f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
-        yield ImpossibleSetting((*at[:-1], "kinds"), problem)
-    else:
-        on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
-        problem = (
-            f"device_memory: no device can hold {name}: it needs {show_bytes(model.device_memory_bytes)}{on}; "
-            f"devices: {seen}"
-        )
-        yield ImpossibleSetting(at, problem)
+    if not any(map(model.may_be_on, kinds)):
+        return f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
+    on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
+    needs = f"it needs {show_bytes(model.device_memory_bytes)}{on}"
+    return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
 
 
-def _never_done(world: World, name: str, *, until_s: float) -> Iterator[ImpossibleSetting]:
-    model = world.contexts[name]
-    of_use = list(_of_use(world, model))
-    if not of_use:
-        return
-    number = str(world.sources.index(of_use[0]))
+def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
+    model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
-        problem = f"capacity: no source that could serve {name} ever has any; nothing would ever run"
-        yield ImpossibleSetting(("sources", number, "capacity"), problem)
+        yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
@@ -281,39 +234,32 @@ def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossib
             f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that is not done by then "
             'would never end: write until = "…" at the top of the file'
         )
-        yield ImpossibleSetting(("sources", number, "capacity"), problem)
-    if all(source.walltime_s and _load_s(world, model, source) >= source.walltime_s for source in of_use):
-        source = max(of_use, key=lambda each: each.walltime_s - _load_s(world, model, each))
+        yield first, problem
+    loads = [(source, _load_s(world, model, source)) for source in of_use]
+    if all(source.walltime_s and load_s >= source.walltime_s for source, load_s in loads):
+        source, load_s = max(loads, key=lambda each: each[0].walltime_s - each[1])
         problem = (
             f"walltime: a block lasts {show_seconds(source.walltime_s)}, and {name} takes "
-            f"{show_seconds(_load_s(world, model, source))} until it is loaded there; no call could ever run"
+            f"{show_seconds(load_s)} until it is loaded there; no call could ever run"
         )
-        yield ImpossibleSetting(("sources", str(world.sources.index(source)), "walltime"), problem)
+        yield ("sources", str(world.sources.index(source))), problem
 
 
 def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
+    """Yield sources with devices that can hold a context."""
     for source in world.sources:
-        kind = world.devices.get(source.kind)
-        if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind) and _has_devices(model, source):
+        if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
             yield source
 
 
-def _has_devices(model: ContextModel, source: SourceModel) -> bool:
-    return model.devices <= source.devices
+def _suits(world: World, model: ContextModel, source: SourceModel) -> bool:
+    return model.may_be_on(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
 
 
 def _libraries(model: ContextModel, source: SourceModel) -> int:
     """Return how many libraries of a context a source can hold at once."""
     blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
     return blocks * source.nodes * (source.devices // model.devices)
-
-
-def _may_be_on(model: ContextModel, kind: str) -> bool:
-    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
-
-
-def _fits(model: ContextModel, kind: DeviceKind) -> bool:
-    return model.device_memory_bytes <= kind.memory_bytes
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:

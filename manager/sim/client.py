@@ -12,7 +12,7 @@ from stoker.contexts.recipe import Awareness, LibraryLimits, Needs, Recipe
 from stoker.manager.core.events import FromClient
 from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.pilot import object_of
-from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.world import ContextModel
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective
@@ -64,7 +64,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 class SimClient:
     """The one client of a simulated session."""
 
-    def __init__(self, sim: Gatherer, arrivals: Iterable[Arrival]) -> None:
+    def __init__(self, sim: Surroundings, arrivals: Iterable[Arrival]) -> None:
         self.id = ClientId("client")
         self._sim = sim
         self._arrivals: Iterator[Arrival] = iter(arrivals)

@@ -16,7 +16,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Machine, Transfer
 from stoker.manager.sim.log import Happened, LibraryPlace, items_of
-from stoker.manager.sim.runs import CallRun, Gatherer, SoloRun, ordered_run, planned
+from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, ordered_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import EngineModel
@@ -42,7 +42,7 @@ class LibraryHost(Protocol):
     device_turns: DeviceTurns
 
     @property
-    def sim(self) -> Gatherer:
+    def sim(self) -> Surroundings:
         """The simulation."""
 
     def handle(self, event: Event) -> None:
@@ -61,6 +61,7 @@ class SimLibrary:
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
+        self.sim = pilot.sim
         self.number = ordered.library
         self.recipe = ordered.recipe
         self.model = pilot.sim.world.contexts[ordered.recipe.name]
@@ -111,14 +112,14 @@ class SimLibrary:
 
     def start(self) -> None:
         """Start the process: its objects are here."""
-        self._started_at = self.pilot.sim.agenda.now
-        self.pilot.sim.agenda.after(self.model.start_s, self._load)
+        self._started_at = self.sim.agenda.now
+        self.sim.agenda.after(self.model.start_s, self._load)
 
     def _load(self) -> None:
         if self.is_over:
             return
         self.say(to_agent.Hello(self.number, self.number))
-        sim, machine = self.pilot.sim, self.pilot.machine
+        sim, machine = self.sim, self.pilot.machine
         for files in self.model.files:
             if self.model.awareness is Awareness.NONE:
                 self._move(files.size_bytes, (sim.shared.bytes, machine.shared, machine.inward), self._work)
@@ -138,7 +139,7 @@ class SimLibrary:
     def _work(self) -> None:
         if self._moves or self.is_over:
             return
-        model, sim = self.model, self.pilot.sim
+        model, sim = self.model, self.sim
         seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
             self.number, cv=model.load_cv
         )
@@ -162,7 +163,7 @@ class SimLibrary:
     def _ready(self) -> None:
         if self._moves or self.is_over:
             return
-        sim, model = self.pilot.sim, self.model
+        sim, model = self.sim, self.model
         now, memory = sim.agenda.now, int(model.device_memory_bytes)
         sim.log.note(
             now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
@@ -180,7 +181,7 @@ class SimLibrary:
             self._moves.pop(transfer, None)
             then()  # type: ignore[operator]
 
-        transfer = self.pilot.sim.network.start(size, [path], done)  # type: ignore[list-item]
+        transfer = self.sim.network.start(size, [path], done)  # type: ignore[list-item]
         self._moves[transfer] = None
 
     # ---- what its pilot says
@@ -215,7 +216,7 @@ class SimLibrary:
         for spec in calls:
             part = None
             if gang is not None and gang.size > 1:
-                part = gang.rank, ordered_run(self.pilot.sim, spec, size=gang.size)
+                part = gang.rank, ordered_run(self.sim, spec, size=gang.size)
             if begins and len(running) < slots:
                 self._begin(spec, part)
             else:
@@ -238,7 +239,7 @@ class SimLibrary:
             self._resizing = self.compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
             return
         self.batch.pause(seconds)
-        self.pilot.sim.agenda.after(seconds, self._cache_resized, size, engine, self.batch)
+        self.sim.agenda.after(seconds, self._cache_resized, size, engine, self.batch)
 
     def _cache_resized(self, size: int, engine: EngineModel, batch: ServedBatch) -> None:
         if not self.is_over:
@@ -283,7 +284,7 @@ class SimLibrary:
             self._begin(*turn[1])
 
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
-        sim, call = self.pilot.sim, spec.call
+        sim, call = self.sim, spec.call
         if self.batch is not None:
             self._serve(spec, self.batch)
         elif part is not None:
@@ -299,7 +300,7 @@ class SimLibrary:
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
     def _serve(self, spec: CallSpec, batch: ServedBatch) -> None:
-        sim = self.pilot.sim
+        sim = self.sim
         joined = batch.begin(spec)
         if isinstance(joined, EngineRun):
             self.running[spec.call] = joined
@@ -309,13 +310,13 @@ class SimLibrary:
 
     def served(self, call: CallId) -> None:
         """End a call whose last token the engine has written."""
-        sim, run = self.pilot.sim, self.running[call]
+        sim, run = self.sim, self.running[call]
         assert isinstance(run, EngineRun)
         sim.calls_log.ended(sim.agenda.now, run.spec, self.where, rank=0, items=1)
         self.ended(call, ran_s=sim.agenda.now - run.began_at)
 
     def _seconds(self, spec: CallSpec) -> float:
-        sim, model, features = self.pilot.sim, self.model, spec.features
+        sim, model, features = self.sim, self.model, spec.features
         items = sim.items_of(spec) if sim.really else items_of(spec)
         if spec.progress or (features is not None and features.before_items_s(1)):
             seconds = planned(sim, spec, (self,)).whole_s
@@ -328,7 +329,7 @@ class SimLibrary:
         return seconds
 
     def _solo_ended(self, spec: CallSpec) -> None:
-        sim, run = self.pilot.sim, cast(SoloRun, self.running[spec.call])
+        sim, run = self.sim, cast(SoloRun, self.running[spec.call])
         ran_s = self.devices[0].done(run.work)
         items = sim.items_of(spec) if sim.really else items_of(spec)
         sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
@@ -346,10 +347,6 @@ class SimLibrary:
         self._served += 1
         self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
-
-    def report(self, reports: to_agent.Reports) -> None:
-        """Send progress reports."""
-        self.say(reports)
 
     def _goes_on(self) -> None:
         if self.is_over:
@@ -374,7 +371,7 @@ class SimLibrary:
         if self.is_over:
             return
         self.is_over = True
-        sim = self.pilot.sim
+        sim = self.sim
         if self._resizing is not None:
             self.devices[0].stop(self._resizing)
             self._resizing = None

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -220,32 +220,6 @@ class LibraryPlace(NamedTuple):
     devices: int
 
 
-class CallsLog(Protocol):
-    """Hears what becomes of calls. Times in seconds. The members of a gang are told apart by their rank; the call is
-    that of rank 0, which a call that runs alone has as well."""
-
-    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        """A program has it. `due_at`: its deadline, 0 = none."""
-
-    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
-        """It runs."""
-
-    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """It has run to its end, which came after so many items."""
-
-    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        """It ran, and does not any more. So many seconds of the run were not for nothing."""
-
-    def failed(self, at_s: float, call: int, *, items: int) -> None:
-        """Its program was told so."""
-
-    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
-        """A call to an engine has ended for its program: when its tokens came."""
-
-    def close(self, at_s: float) -> None:
-        """Nothing follows."""
-
-
 class EachCall:
     """A row for everything that happens to a call. Members of a gang differ by rank; rank 0 stands for the call."""
 
@@ -408,6 +382,9 @@ class CountedCalls:
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._write_at = at_s + EVERY_S
+
+
+CallsLog = EachCall | CountedCalls
 
 
 def items_of(spec: CallSpec) -> int:

@@ -17,7 +17,7 @@ notice by themselves, often sooner.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -32,9 +32,9 @@ from stoker.manager.sim.flows import Network, SharedFiles
 from stoker.manager.sim.log import CallsLog, EventLog, LibraryPlace, TokenTimes, items_of
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import TICK_S, ContextModel, World
+from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId
-from stoker.protocol.to_agent import Reports
+from stoker.protocol.ids import CallId, LibraryId
 
 # ---- surroundings
 
@@ -59,6 +59,7 @@ class Surroundings(Protocol):
     tokens: dict[CallId, TokenTimes]
     honours: frozenset[str]
     engine_steps: StepCounts
+    gathering: dict[CallId, CallRun]
 
     def handle(self, event: Event) -> None:
         """Give the manager an event."""
@@ -150,42 +151,33 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
 # ---- runs
 
 
-class Gatherer(Surroundings, Protocol):
-    """A simulation with the gangs that are not complete yet. `gathering`: the last run of each such call."""
+class LibraryProcess(Protocol):
+    """The process of a library that runs calls. `compute`: starts work on its devices."""
 
-    gathering: dict[CallId, CallRun]
-
-
-class RunHost(Protocol):
-    """The pilot of a library that runs calls."""
-
-    @property
-    def sim(self) -> Gatherer:
-        """The simulation that it is part of."""
-
-
-class RunMember(Protocol):
-    """A library that takes part in a run of a call."""
-
+    sim: Surroundings
+    number: LibraryId
     model: ContextModel
     call_s: float
     item_s: float
     devices: tuple[SimulatedDevice, ...]
+    compute: Callable[..., RunningWork]
     part: float
     where: LibraryPlace
+    ordered_at: float
+    ready_at: float
+    is_over: bool
 
-    @property
-    def pilot(self) -> RunHost:
-        """The pilot that it is on."""
+    def say(self, message: to_agent.ToAgent) -> None:
+        """Send the pilot a message."""
 
     def warm_up(self, items: int) -> int:
-        """It begins so many items; returns how many of them take longer."""
+        """Count `items` as begun. Return how many take longer because the process is fresh."""
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """A call has ended, or its part of it."""
+        """Report the end of a call, or of its part of one, and start the next."""
 
-    def report(self, reports: Reports) -> None:
-        """A running call says how far it is."""
+    def served(self, call: CallId) -> None:
+        """End a call whose last token the engine has written."""
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
@@ -194,9 +186,9 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     spec: CallSpec
     work: RunningWork
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:
         """Stop. Return the progress; `keep`: it is kept."""
-        sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
+        sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
         ran_s = sim.agenda.now - self.work.began_at
@@ -219,12 +211,12 @@ class CallRun:
     work: RunningWork
     _course: RunCourse
 
-    def __init__(self, sim: Gatherer, spec: CallSpec, *, size: int) -> None:
+    def __init__(self, sim: Surroundings, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
         self.spec = spec
         self.ordered_at = sim.agenda.now
         self._size = size
-        self.members: dict[int, RunMember] = {}
+        self.members: dict[int, LibraryProcess] = {}
         """By rank."""
         self.begun = False
         self.over = False
@@ -235,7 +227,7 @@ class CallRun:
         self._next: Entry | None = None
         """The next progress report."""
 
-    def join(self, library: RunMember, *, rank: int) -> None:
+    def join(self, library: LibraryProcess, *, rank: int) -> None:
         """A member's turn has come. The run begins with the last one, or never if one has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
@@ -285,7 +277,7 @@ class CallRun:
             sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
             member.ended(spec.call, ran_s=ran_s)
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:
         """A member leaves and the run stops. Return the progress; `keep`: it is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
@@ -316,10 +308,10 @@ class CallRun:
 
     def _say(self) -> None:
         first = self.members[0]
-        first.report(Reports([_report(self.spec, self._done)]))
+        first.say(to_agent.Reports([_report(self.spec, self._done)]))
 
 
-def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
+def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
     """Return the run that a library is to join now.
 
     All members get the order at one moment; members of an earlier run may not know yet that it is over.
@@ -330,7 +322,7 @@ def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
     return run
 
 
-def planned(sim: Gatherer, spec: CallSpec, members: Sequence[RunMember]) -> RunCourse:
+def planned(sim: Surroundings, spec: CallSpec, members: Sequence[LibraryProcess]) -> RunCourse:
     """Return the course of a run on these libraries if they are warm."""
     model = members[0].model
     return course(

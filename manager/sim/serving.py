@@ -7,21 +7,19 @@ runs again from its prompt. Everything else is in `stoker.manager.sim.library`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice
-from stoker.manager.sim.log import LibraryPlace, TokenTimes
-from stoker.manager.sim.runs import RunHost, RunMember, Surroundings
+from stoker.manager.sim.device import DeviceTurns, RunningWork
+from stoker.manager.sim.log import TokenTimes
+from stoker.manager.sim.runs import LibraryProcess, Surroundings
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import TICK_S, EngineModel
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.ids import CallId, DeviceId
 
 _REPORT_S = 10.0
 """Seconds between two reports of the load, as in `stoker.pilot.library.connection`."""
@@ -34,51 +32,26 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
     batch: ServedBatch
     began_at: float
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
+    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
         """Remove it. Nothing is kept but the tokens that its program has."""
         self.batch.remove(self.spec.call)
-        sim = library.pilot.sim
+        sim = library.sim
         sim.calls_log.stopped(sim.agenda.now, self.spec, library.where, rank=0, kept_s=0.0)
         return CallProgress(self.spec.call, total=1.0)
-
-
-class EngineHost(Protocol):
-    """A library that has an engine. `compute`: runs something on its devices."""
-
-    number: LibraryId
-    ordered_at: float
-    ready_at: float
-    devices: tuple[SimulatedDevice, ...]
-    where: LibraryPlace
-    compute: Callable[..., RunningWork]
-
-    @property
-    def pilot(self) -> RunHost:
-        """The pilot that it is on."""
-
-    @property
-    def is_over(self) -> bool:
-        """True if its process has ended."""
-
-    def say(self, message: to_agent.ToAgent) -> None:
-        """Say something to the pilot."""
-
-    def served(self, call: CallId) -> None:
-        """The engine has written a call's last token."""
 
 
 class ServedBatch:
     """The engine of one library, and what it computes."""
 
     def __init__(
-        self, library: EngineHost, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
+        self, library: LibraryProcess, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
     ) -> None:
         self.engine = engine
         self.number = library.number
         self.device_ids = device_ids
         self._library = library
         self._turns = turns
-        self._sim: Surroundings = library.pilot.sim
+        self._sim: Surroundings = library.sim
         self._work: RunningWork | None = None
         self._reports = False
         """A report of the batch's load is scheduled."""

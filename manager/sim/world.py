@@ -217,6 +217,10 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         engine = self.engine_on(kind)
         return self.slots or (engine.rows if engine is not None else 1)
 
+    def may_be_on(self, kind: str) -> bool:
+        """True if it may be on a kind of device: by its whole name or its first word, as `is_of_kind` of policies."""
+        return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
+
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
         """A time on a kind of device in seconds; 0 if not given."""
         return float(times.get(kind, times.get("", 0.0)))

@@ -45,6 +45,7 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.replay import Replay
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import items_of
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.protocol import to_manager, to_pilot
@@ -63,8 +64,6 @@ class RecordedLoad(msgspec.Struct, frozen=True):
     recipe: str
     kind: str
     start_s: float
-    load_s: float
-    fetch_s: float
     whole_s: float
     memory_bytes: int
     slots: int = 1
@@ -100,10 +99,9 @@ class RecordedCall(msgspec.Struct, frozen=True):
 class RecordedStay(msgspec.Struct):
     """A pilot's stay (`left_at` infinite: to the end)."""
 
-    pilot: str
     devices: tuple[DeviceFacts, ...]
     came_at: float
-    left_at: float = float("inf")
+    left_at: float = math.inf
     cut_at: float = 0.0
     """When its connection broke, if it has not returned."""
 
@@ -157,19 +155,15 @@ class RecordedSession:
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
         for pilot in state.pilots.values():
             devices = tuple(device.facts for device in pilot.devices.values())
-            self.stays[pilot.id] = RecordedStay(pilot.id, devices, since)
+            self.stays[pilot.id] = RecordedStay(devices, since)
         for call in state.calls.values():
-            items = call.spec.features.items if call.spec.features is not None else 1
             key, priority = call.group.context.recipe.key, call.group.options.priority
-            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items, priority)
+            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # what its loads took on the average; their kind of device is that of its libraries
+            if context.loads:  # the mean of its loads; their kind of device is that of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
-                load = RecordedLoad(
-                    key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes, context.slots
-                )
-                self.loads.append(load)
+                self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
             kind = library.devices[0].facts.kind
@@ -179,18 +173,19 @@ class RecordedSession:
 
     def happened(self, now: float, event: Event) -> None:
         """Record an event."""
-        if isinstance(event, FromClient):
-            for message in event.messages:
-                self._client_said(now, message)
-        elif isinstance(event, FromPilot):
-            for said in event.messages:
-                self._pilot_said(now, event.pilot, said)
-        elif isinstance(event, PilotCut) and event.pilot in self.stays:
-            self.stays[event.pilot].cut_at = now
-        elif isinstance(event, PilotLost):
-            self._pilot_left(now, event.pilot)
-        elif isinstance(event, AdviceArrived) and isinstance(event.about, OfContext) and not self.loads:
-            self.advice[event.about.recipe] = event.advice.by_kind if isinstance(event.advice, CostAdvice) else {}
+        match event:
+            case FromClient(messages=messages):
+                for message in messages:
+                    self._client_said(now, message)
+            case FromPilot(pilot=pilot, messages=said):
+                for each in said:
+                    self._pilot_said(now, pilot, each)
+            case PilotCut(pilot=pilot) if pilot in self.stays:
+                self.stays[pilot].cut_at = now
+            case PilotLost(pilot=pilot):
+                self._pilot_left(now, pilot)
+            case AdviceArrived(about=OfContext(recipe=recipe), advice=advice) if not self.loads:
+                self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
         """Record the core's commands."""
@@ -198,63 +193,42 @@ class RecordedSession:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
-                    held = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
-                    self._libraries[order.library] = held
-                case ToPilot(message=to_pilot.RunCalls() as order):
-                    library = self._libraries.get(order.library)
-                    if library is not None:
-                        library.sent.update((spec.call, now) for spec in order.calls)
-                case _:
-                    pass
+                    self._libraries[order.library] = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
+                case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
+                    self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
     def _client_said(self, now: float, message: to_manager.FromClient) -> None:
         if isinstance(message, to_manager.DefineRecipe):
             self.recipes.setdefault(message.recipe.key, message.recipe)
         elif isinstance(message, to_manager.Submit):
+            priority = message.options.priority
             for spec in message.calls:
-                items = spec.features.items if spec.features is not None else 1
-                call = RecordedCall(now, spec.call, message.recipe, items, message.options.priority)
+                call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
                 self.asked.setdefault(spec.call, call)
 
     def _pilot_said(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
         match message:
             case to_manager.PilotHello(devices=devices):
-                stay = self.stays.setdefault(pilot, RecordedStay(pilot, devices, now))
-                stay.left_at, stay.cut_at = float("inf"), 0.0
+                stay = self.stays.setdefault(pilot, RecordedStay(devices, now))
+                stay.left_at, stay.cut_at = math.inf, 0.0
             case to_manager.PilotLeaving():
                 self._pilot_left(now, pilot)
-            case to_manager.LibraryReady():
-                self._ready(now, message)
-            case to_manager.CallsEnded(library=number, ends=ends):
-                library = self._libraries.get(number)
-                if library is not None:
-                    self._ended(now, library, ends)
-            case _:
-                pass
+            case to_manager.LibraryReady(library=number) if number in self._libraries:
+                self._ready(now, self._libraries[number], message)
+            case to_manager.CallsEnded(library=number, ends=ends) if number in self._libraries:
+                self._ended(now, self._libraries[number], ends)
 
     def _pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
-    def _ready(self, now: float, message: to_manager.LibraryReady) -> None:
-        library = self._libraries.get(message.library)
-        if library is None:
-            return
+    def _ready(self, now: float, library: _Held, message: to_manager.LibraryReady) -> None:
         library.free_since = now
         library.slots = message.slots or library.recipe.slots or 1
-        memory = message.device_bytes or message.resident_bytes
-        whole_s = now - library.ordered_at
-        load = RecordedLoad(
-            library.recipe.key,
-            library.kind,
-            message.start_s,
-            message.load_s,
-            message.fetch_s,
-            whole_s,
-            memory,
-            library.slots,
+        memory, whole_s = message.device_bytes or message.resident_bytes, now - library.ordered_at
+        self.loads.append(
+            RecordedLoad(library.recipe.key, library.kind, message.start_s, whole_s, memory, library.slots)
         )
-        self.loads.append(load)
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
         known = [end for end in ends if end.call in library.sent]  # others were told twice
@@ -263,21 +237,14 @@ class RecordedSession:
         busy_s = sum(end.run_s for end in known)
         sent_at = min(library.sent.pop(end.call) for end in known)
         waiting = sent_at < library.free_since
-        between_s = (now - max(sent_at, library.free_since) - busy_s) / len(known)
-        if library.slots > 1:
-            between_s = -1.0
+        between_s = (now - max(sent_at, library.free_since) - busy_s) / len(known) if library.slots == 1 else -1.0
         for end in known:
             if end.failure is not None or end.call not in self.asked:
                 continue
             library.served += 1
             self.ended[end.call] = now
-            items = self.asked[end.call].items
-            self.runs.append(
-                RecordedRun(
-                    library.recipe.key, library.kind, items, end.run_s, library.served <= library.slots,
-                    between_s, waiting,
-                )
-            )  # fmt: skip
+            key, items, first = library.recipe.key, self.asked[end.call].items, library.served <= library.slots
+            self.runs.append(RecordedRun(key, library.kind, items, end.run_s, first, between_s, waiting))
         library.free_since = now
 
 
@@ -342,14 +309,11 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
     own_s, message_s = _between(recorded.runs)
     contexts = {
         names[key]: _context(
-            recipe,
-            loads=[load for load in recorded.loads if load.recipe == key],
-            runs=[run for run in recorded.runs if run.recipe == key],
-            own_s=own_s,
-            message_s=message_s,
+            recipe, [load for load in recorded.loads if load.recipe == key],
+            [run for run in recorded.runs if run.recipe == key], own_s=own_s, message_s=message_s,
         )
         for key, recipe in wanted.items()
-    }
+    }  # fmt: skip
     stays = list(recorded.stays.values())
     world = World(
         devices={facts.kind: DeviceKind(Size(facts.memory_bytes)) for stay in stays for facts in stay.devices},
@@ -367,9 +331,8 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
     """Simulate the session under fresh policies, once a seed. Raises SimulationError."""
-    return MakespanComparison(
-        calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
-    )
+    simulated = tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
+    return MakespanComparison(calibrated.makespan_s, simulated)
 
 
 def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float:
@@ -403,16 +366,11 @@ def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tu
             groups[facts.kind, len(stay.devices), facts.memory_bytes].append(stay)
     return tuple(
         SourceModel(
-            name=f"pilots-{number}",
-            kind=kind,
-            capacity=_steps(group, start=start, until=until),
-            devices=devices,
-            rule=Rule.FIXED,
-            init_blocks=len(group),
-            max_blocks=len(group),
+            name=f"pilots-{number}", kind=kind, capacity=_steps(group, start=start, until=until), devices=devices,
+            rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
         )
         for number, ((kind, devices, _), group) in enumerate(groups.items())
-    )
+    )  # fmt: skip
 
 
 def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
@@ -430,7 +388,7 @@ def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tupl
 
 
 def _context(
-    recipe: Recipe, *, loads: Sequence[RecordedLoad], runs: Sequence[RecordedRun], own_s: float, message_s: float
+    recipe: Recipe, loads: Sequence[RecordedLoad], runs: Sequence[RecordedRun], *, own_s: float, message_s: float
 ) -> ContextModel:
     start_s = fmean(load.start_s for load in loads) if loads else 0.0
     means = {kind: fmean(load.whole_s for load in group) for kind, group in _by_kind(loads).items()}
@@ -442,19 +400,14 @@ def _context(
     ratios = [run.run_s / each for run, each in zip(later, expected, strict=True) if each]
     warm_items, warm_item_s = _warm_up([run for run in runs if run.first and run.kind in warm], fits)
     return ContextModel(
-        awareness=recipe.awareness,
-        device_memory_bytes=Size(_memory_bytes(recipe, loads)),
-        kinds=recipe.needs.kinds,
+        awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
-        start_s=Duration(start_s),
-        load_s=_for_others(load_s),
+        start_s=Duration(start_s), load_s=_for_others(load_s),
         load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
         call_s=_for_others({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
         item_s=_for_others({kind: Duration(each) for kind, (_, each) in fits.items()}),
-        item_cv=_cv(ratios),
-        warm_items=warm_items,
-        warm_item_s=Duration(warm_item_s),
-    )
+        item_cv=_cv(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
+    )  # fmt: skip
 
 
 def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:

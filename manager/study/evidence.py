@@ -27,9 +27,8 @@ from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
 from stoker.units import show_seconds
 
-MUCH_RUNS, SOME_RUNS = 30, 5
-MUCH_LOADS, SOME_LOADS = 3, 1
-MUCH_WAITS, SOME_WAITS = 10, 3
+_RUNS, _LOADS, _WAITS = (30, 5), (3, 1), (10, 3)
+"""How many measurements make a good forecast, and a fair one."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -149,34 +148,29 @@ def gather(
     Raises SessionError if nothing was measured.
     """
     measured = _measured(performance, work)
-    seen = availability.waits[-1].devices if availability.waits else None
-    expected = kind or (seen.kind if seen is not None else _kind_of(site))
+    waits, stays = availability.waits, availability.stays
+    seen = waits[-1].devices if waits else None
+    in_site_file = "cpu" if site.pilot.devices.startswith("cpu") else site.provider.gpu_type
+    expected = kind or (seen.kind if seen is not None else in_site_file)
     chosen = _nearest_kind(expected, measured)
-    facts = measured[chosen]
-    run = facts.functions[work.function]
-    load = MeasuredTime(facts.load_s + facts.start_s, _over(facts.load_sd, facts.load_s + facts.start_s), facts.loads)
-    runs = MeasuredTime(run.mean * work.larger, _over(run.sd, run.mean), run.count)
-    devices = seen.count if seen is not None else _devices_of(site, chosen)
+    facts, devices = measured[chosen], seen.count if seen is not None else _devices_of(site, chosen)
+    run, load_s = facts.functions[work.function], facts.load_s + facts.start_s
+    load = MeasuredTime(load_s, _over(facts.load_sd, load_s), facts.loads)
     memory = seen.memory_bytes if seen is not None else 0
+    lost = sum(stay.ended == PilotEnd.LOST.value for stay in stays)
+    if similar:
+        reasons = _estimated(work, facts=facts, kind=chosen, load=load, similar=similar)
+    else:
+        reasons = _of_function(work, expected, facts=facts, kind=chosen, load=load)
     return Evidence(
-        kind=chosen,
-        devices=devices,
+        kind=chosen, devices=devices,
         memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
-        load=load,
-        run=runs,
-        wait=_time([wait.wait_s for wait in availability.waits]),
-        boot=PILOT_HERE if site.is_local else _time([wait.boot_s for wait in availability.waits]),
-        lost_per_s=_lost_per_s(availability),
-        most=availability.most,
-        reasons=(
-            *(
-                _estimated(work, facts=facts, kind=chosen, load=load, similar=similar)
-                if similar
-                else _of_function(work, expected, facts=facts, kind=chosen, load=load)
-            ),
-            *_of_site(site, availability, devices=devices, is_seen=seen is not None),
-        ),
-    )
+        load=load, run=MeasuredTime(run.mean * work.larger, _over(run.sd, run.mean), run.count),
+        wait=_time([wait.wait_s for wait in waits]),
+        boot=PILOT_HERE if site.is_local else _time([wait.boot_s for wait in waits]),
+        lost_per_s=lost / max(1.0, sum(stay.stay_s for stay in stays)) if lost else 0.0, most=availability.most,
+        reasons=(*reasons, *_of_site(site, availability, devices=devices, is_seen=seen is not None)),
+    )  # fmt: skip
 
 
 def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
@@ -194,12 +188,6 @@ def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
 
 
 # ---- the devices that are meant
-
-
-def _kind_of(site: Site) -> str:
-    if site.pilot.devices.startswith("cpu"):
-        return "cpu"
-    return site.provider.gpu_type
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
@@ -234,12 +222,17 @@ def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load:
     elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
     spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
     ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
-    sure = _level(calls, much=MUCH_RUNS, some=SOME_RUNS) if fits else Sureness.POOR
+    sure = _level(calls, _RUNS) if fits else Sureness.POOR
     reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
-        reasons.append(_of_size(work, run.mean))
+        text = (
+            "the calls that were measured are taken to have had {} each, and each input to cost the same: "
+            "a call of {} runs {}"
+        )
+        sizes = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
+        reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
-    sure = _level(load.count, much=MUCH_LOADS, some=SOME_LOADS)
+    sure = _level(load.count, _LOADS)
     return [*reasons, Reason(f"{loads} ({_counted(load.count, 'load')} measured)", sure)]
 
 
@@ -251,13 +244,6 @@ def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, si
     reasons = [Reason(f"{text} or take {_share(_over(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
     loads = f"its context is estimated to load in {show_seconds(load.mean_s)}" if load.count else "a load of it is not"
     return [*reasons, Reason(loads + ("" if load.count else " known, and taken to last no time"), Sureness.POOR)]
-
-
-def _of_size(work: Work, run_s: float) -> Reason:
-    measured, now = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
-    whole = show_seconds(run_s * work.larger)
-    text = f"the calls that were measured are taken to have had {measured} each, and each input to cost the same:"
-    return Reason(f"{text} a call of {now} runs {whole}", Sureness.FAIR)
 
 
 def _counted(count: int, what: str) -> str:
@@ -280,36 +266,26 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
         text = f"blocks waited {typical} on the mean, {show_seconds(longest)} at the longest ({waits} were seen)"
     else:
         text = f"no block of {site.name} was seen yet: they are taken to start at once"
-    reasons.append(Reason(text, _level(waits, much=MUCH_WAITS, some=SOME_WAITS)))
-    losses = Counter(stay.why or "unexplained" for stay in seen.stays if stay.ended == PilotEnd.LOST.value)
-    hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
+    reasons.append(Reason(text, _level(waits, _WAITS)))
     if seen.stays:
+        losses = Counter(stay.why or "unexplained" for stay in seen.stays if stay.ended == PilotEnd.LOST.value)
+        hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
         why = ", ".join(f"{count} {reason}" for reason, count in losses.most_common())
         were = "was" if losses.total() == 1 else "were"
         lost = f"{losses.total()} of {len(seen.stays)} pilots {were} lost{f' ({why})' if why else ''}"
-        text = f"{lost} in {hours:.1f} pilot-hours"
-        reasons.append(Reason(text, _level(len(seen.stays), much=MUCH_WAITS, some=SOME_WAITS)))
+        reasons.append(Reason(f"{lost} in {hours:.1f} pilot-hours", _level(len(seen.stays), _WAITS)))
     if not is_seen:
-        reasons.append(
-            Reason(
-                f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says", Sureness.FAIR
-            )
-        )
+        text = f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says"
+        reasons.append(Reason(text, Sureness.FAIR))
     if 0 < seen.most < site.pilot.max_blocks * site.provider.pilots:
         text = f"{site.name} never gave more than {seen.most} pilots at once; whether it would, nobody has seen"
         reasons.append(Reason(text, Sureness.FAIR))
     return reasons
 
 
-def _level(count: int, *, much: int, some: int) -> Sureness:
-    if count >= much:
-        return Sureness.GOOD
-    return Sureness.FAIR if count >= some else Sureness.POOR
-
-
-def _lost_per_s(seen: Availability) -> float:
-    lost = sum(stay.ended == PilotEnd.LOST.value for stay in seen.stays)
-    return lost / max(1.0, sum(stay.stay_s for stay in seen.stays)) if lost else 0.0
+def _level(count: int, enough: tuple[int, int]) -> Sureness:
+    much, some = enough
+    return Sureness.GOOD if count >= much else Sureness.FAIR if count >= some else Sureness.POOR
 
 
 def _time(seconds: Sequence[float]) -> MeasuredTime:

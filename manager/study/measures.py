@@ -123,7 +123,7 @@ class _Pass:
         self.left = 0
         """Counted calls that have not ended."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
-        self.bytes: dict[int, float] = {Happened.BYTES_SHARED: 0.0, Happened.BYTES_PEER: 0.0}
+        self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         """Arrival of each open call."""
         self.begun: set[int] = set()
@@ -149,35 +149,11 @@ class _Pass:
         """Blocks of each source."""
 
     def result(self, until_s: float | None) -> Measures:
-        """Read the log and sum up."""
+        """Read the log, each row with the method of its event's name, and sum up."""
         log = self.log
+        names = {event: f"_{event.name.lower()}" for event in Happened}
         hears: dict[int, Callable[[float, int], None]] = {
-            Happened.CALL_CAME: self._call_came,
-            Happened.CALL_BEGAN: self._call_began,
-            Happened.CALL_ENDED: self._call_ended,
-            Happened.CALL_FAILED: self._call_failed,
-            Happened.CALL_DUE: self._call_due,
-            Happened.CALL_LEFT: self._call_left,
-            Happened.PART_BEGAN: self._part_began,
-            Happened.PART_ENDED: self._part_ended,
-            Happened.PART_LEFT: self._part_left,
-            Happened.LIBRARY_STARTED: self._library_started,
-            Happened.LIBRARY_READY: self._library_ready,
-            Happened.LIBRARY_ENDED: self._library_ended,
-            Happened.PILOT_CAME: self._pilot_came,
-            Happened.PILOT_WENT: self._pilot_went,
-            Happened.CAPACITY: self._capacity_changed,
-            Happened.BYTES_SHARED: self._bytes_moved,
-            Happened.BYTES_PEER: self._bytes_moved,
-            Happened.CALLS_CAME: self._calls_came,
-            Happened.CALLS_BEGAN: self._calls_began,
-            Happened.CALLS_BACK: self._calls_back,
-            Happened.CALLS_ENDED: self._calls_ended,
-            Happened.CALLS_FAILED: self._calls_failed,
-            Happened.SECONDS_USED: self._seconds_used,
-            Happened.SECONDS_LOST: self._seconds_lost,
-            Happened.WAITED: self._waited,
-            Happened.TOOK: self._took,
+            event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
         }
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
             hear = hears.get(what)
@@ -193,7 +169,7 @@ class _Pass:
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
             self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
-            self.lost_s, self.loading_s, self.bytes[Happened.BYTES_SHARED], self.bytes[Happened.BYTES_PEER],
+            self.lost_s, self.loading_s, self.shared_bytes, self.peer_bytes,
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
@@ -349,12 +325,15 @@ class _Pass:
         if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it had connected
             self.devices.set(at_s, sum(self.here.values()))
 
-    def _capacity_changed(self, at_s: float, row: int) -> None:
+    def _capacity(self, at_s: float, row: int) -> None:
         self.may_have[self.log.block[row]] = self.log.value[row]
         self.capacity.set(at_s, sum(self.may_have.values()))
 
-    def _bytes_moved(self, _: float, row: int) -> None:
-        self.bytes[self.log.what[row]] += self.log.value[row]
+    def _bytes_shared(self, _: float, row: int) -> None:
+        self.shared_bytes += self.log.value[row]
+
+    def _bytes_peer(self, _: float, row: int) -> None:
+        self.peer_bytes += self.log.value[row]
 
     def _waits(self, at_s: float, *, more: int) -> None:
         self.waiting += more

@@ -101,14 +101,12 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
 
     def forecast_of(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
         if (blocks, walltime_s) not in found:
-            found[blocks, walltime_s] = simulate_all(blocks, walltime_s, seeds=seeds)
+            if tell is not None:
+                tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
+            finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)
+            hours = _range([seconds / _HOUR_S for seconds in device_s])
+            found[blocks, walltime_s] = PlanForecast(blocks, walltime_s, _range(finished), hours)
         return found[blocks, walltime_s]
-
-    def simulate_all(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
-        if tell is not None:
-            tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
-        finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)
-        return PlanForecast(blocks, walltime_s, _range(finished), _range([seconds / _HOUR_S for seconds in device_s]))
 
     source = source_of(site, kept=False)
     most = source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most
@@ -124,20 +122,11 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
         by_walltime = [forecast_of(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
     return RunPlan(
-        site=site.name,
-        work=work,
-        kind=evidence.kind,
-        devices=evidence.devices,
-        as_written=as_written,
-        by_blocks=tuple(by_blocks),
-        by_walltime=tuple(by_walltime),
-        best_blocks=best_blocks,
+        site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
+        by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
         best_walltime_s=_least(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
-        price=site.provider.price,
-        sureness=evidence.sureness,
-        reasons=evidence.reasons,
-        policy=str(agreed([site])),
-    )
+        price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
+    )  # fmt: skip
 
 
 def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
@@ -175,26 +164,15 @@ def _simulate(
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:
         until_s = min(until_s, _HOPELESS * (walltime_s + evidence.wait.mean_s + evidence.boot.mean_s))
-    is_fixed = source.rule is Rule.FIXED
     model = SourceModel(
-        name=source.name,
-        kind=evidence.kind,
+        name=source.name, kind=evidence.kind, devices=evidence.devices, nodes=source.nodes,
         capacity=_capacity(blocks, evidence.lost_per_s * source.nodes, until_s=2 * alone_s + _HOUR_S, seed=seed),
-        devices=evidence.devices,
-        nodes=source.nodes,
-        wait_s=Duration(evidence.wait.mean_s),
-        wait_cv=evidence.wait.cv,
-        boot_s=Duration(evidence.boot.mean_s),
-        boot_cv=evidence.boot.cv,
-        walltime_s=Duration(walltime_s),
-        rule=source.rule,
-        init_blocks=blocks if is_fixed else min(source.first, blocks),
-        min_blocks=min(source.least, blocks),
-        max_blocks=blocks,
-        keep_pending=source.keep_pending,
-        idle_s=Duration(source.idle_s),
-        finish_within_s=Duration(source.finish_within_s),
-    )
+        wait_s=Duration(evidence.wait.mean_s), wait_cv=evidence.wait.cv, boot_s=Duration(evidence.boot.mean_s),
+        boot_cv=evidence.boot.cv, walltime_s=Duration(walltime_s), rule=source.rule,
+        init_blocks=blocks if source.rule is Rule.FIXED else min(source.first, blocks),
+        min_blocks=min(source.least, blocks), max_blocks=blocks, keep_pending=source.keep_pending,
+        idle_s=Duration(source.idle_s), finish_within_s=Duration(source.finish_within_s),
+    )  # fmt: skip
     context = ContextModel(
         device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
         load_s={"": Duration(load.mean_s)},
