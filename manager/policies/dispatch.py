@@ -66,7 +66,8 @@ class HottestFirst(Quiet):
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """Return the hottest library with a free slot, else one with room for a backlog."""
         context, group = call.group.context, call.group
-        if context.queue.count and not _nothing_waits(context):
+        # Gangs that need more libraries than are ready keep nothing yet.
+        if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
             return self._gang(context, call)
@@ -160,10 +161,6 @@ def _with_free_slot(context: Context) -> Iterable[Library]:
     some = [first, *islice(hottest, _MOST_COMPARED - 1)]
     some.sort(key=lambda library: library.load / library.slots)
     return chain(some, hottest)
-
-
-def _nothing_waits(context: Context) -> bool:
-    return context.queue.single() is None and _next_gang(context) is None
 
 
 def _next_gang(context: Context) -> Call | None:

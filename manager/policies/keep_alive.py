@@ -150,7 +150,11 @@ class KeepAlive:
         """Unload an idle library now, or set a timer for the end of its keep-alive."""
         context, limits = library.context, library.context.limits
         is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that waits for it yet
-        if limits.most and _staying(context) > limits.most and not is_extra:
+        staying = sum(
+            x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT
+            for x in context.libraries.values()
+        )
+        if 0 < limits.most < staying and not is_extra:
             return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
         if limits.keep_alive_s is None or _spare(context) <= 0:
             return ()
@@ -213,13 +217,6 @@ class LeastNumbers:
 def is_spared(library: Library) -> bool:
     """True if a library must stay because its context has no more than its least number."""
     return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
-
-
-def _staying(context: Context) -> int:
-    """Count libraries that were not told to stop, without those of disconnected pilots."""
-    return sum(
-        x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT for x in context.libraries.values()
-    )
 
 
 def _spare(context: Context) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.deadlines import load_fits_source
-from stoker.manager.core.nouns import Context, LibraryState, Pilot
+from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
@@ -104,7 +104,10 @@ class KeepBlocks(Quiet):
                 if queued:  # one that runs is never late, however long it boots
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                _cover(waiting, useful, slots=slots)
+                for context in useful:  # calls that these slots take do not wait for the next source
+                    taken = min(waiting[context], slots)
+                    waiting[context] -= taken
+                    slots -= taken
         return [*plan, *self._hopeless(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
@@ -126,7 +129,7 @@ class KeepBlocks(Quiet):
             return min(rule.first, source.room) if self._is_due_once(source) else 0
         staying, coming = len(source.staying), len(source.coming)
         room = source.room
-        least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
+        least = max(rule.least, rule.first if not source.devices or rule.rule is Rule.FIXED else 0)
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
@@ -135,7 +138,9 @@ class KeepBlocks(Quiet):
         if rule.rule is Rule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
         else:
-            wanted = min(_for_deadline(source, useful) - staying, worth)
+            seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
+            in_time = -int(-seconds // (rule.finish_within_s * _slots(source, useful)))
+            wanted = min(in_time - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
 
     def _is_due_once(self, source: SourceState) -> bool:
@@ -143,17 +148,13 @@ class KeepBlocks(Quiet):
 
     def _filling_slots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
         blocks = (source.blocks[id] for id in source.filling)
-        missing = sum(source.source.nodes - block.brought for block in blocks if not self._is_stuck(view, block))
+        missing = sum(
+            source.source.nodes - block.brought for block in blocks if view.now - block.brought_at <= self.late_s
+        )
         return missing * _slots(source, useful) // source.source.nodes
-
-    def _is_stuck(self, view: View, block: Block) -> bool:
-        return view.now - block.brought_at > self.late_s
 
     def _is_late(self, view: View, block: Block) -> bool:
         return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
-
-    def _is_new(self, source: SourceState) -> bool:
-        return not source.devices
 
     def _could(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
@@ -194,7 +195,7 @@ class KeepBlocks(Quiet):
         staying = [source.blocks[id] for id in source.staying]
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
-        over.sort(key=lambda block: (bool(block.pilots), _held(view, block), block.since))
+        over.sort(key=lambda block: (bool(block.pilots), _promised(view, block), block.since))
         may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
@@ -250,13 +251,12 @@ class KeepBlocks(Quiet):
 
     # ---- none at all
 
-    def _patience(self, source: SourceState) -> int:
-        return self.give_up if self._is_new(source) else 2 * self.give_up
-
     def _is_hopeful(self, source: SourceState) -> bool:
-        if source.source.rule is Rule.ONCE:
+        if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        return bool(source.coming) or (not source.stopped and source.failures < self._patience(source))
+        # A source that has brought pilots is no mistake in a site file: somebody may be killing its jobs.
+        give_up = 2 * self.give_up if source.devices else self.give_up
+        return not source.stopped and source.failures < give_up
 
     def _hopeless(self, view: View) -> Iterator[Action]:
         """Fail waiting calls if every source keeps failing and no pilot is here."""
@@ -290,20 +290,6 @@ def _unserved(context: Context, room: int | None) -> int:
     return lacking if room is None else min(lacking, room * context.slots)
 
 
-def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:
-    """Subtract `slots` slots from the waiting calls."""
-    for context in useful:
-        taken = min(waiting[context], slots)
-        waiting[context] -= taken
-        slots -= taken
-
-
-def _for_deadline(source: SourceState, useful: dict[Context, int]) -> int:
-    """Return the blocks that get the waiting calls done in the site's time."""
-    seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
-    return -int(-seconds // (source.source.finish_within_s * _slots(source, useful)))
-
-
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
     """Return how many calls of these contexts a block runs at once, at least 1.
 
@@ -316,9 +302,6 @@ def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
     return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 
-def _held(view: View, block: Block) -> int:
-    return sum(_promised(view.pilots[id]) for id in block.pilots)
-
-
-def _promised(pilot: Pilot) -> int:
-    return sum(device.promised_bytes for device in pilot.devices.values())
+def _promised(view: View, block: Block) -> int:
+    devices = (device for id in block.pilots for device in view.pilots[id].devices.values())
+    return sum(device.promised_bytes for device in devices)

@@ -29,7 +29,7 @@ from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provi
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
-from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
+from stoker.manager.policies.making_room import MayLeave, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
@@ -66,13 +66,13 @@ class LoadWhereWanted(Quiet):
         ask_again_s: float = 1.0,
         cut_s: float = 3.0,
         provisioning: Provisioning | None = None,
-        keeper: IdleKeeper | None = None,
+        may_leave: MayLeave = anyone,
     ) -> None:
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
-        self.keeper = keeper
+        self.may_leave = may_leave
         self._keep_alive = KeepAlive()
         self._unpacking = Unpacking()
 
@@ -160,7 +160,10 @@ class LoadWhereWanted(Quiet):
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            least = min(most, max(least, _successors(context, alive)))
+            # Libraries that retire before all calls are done: their successors cost no more now than later.
+            serves = context.recipe.calls_per_library
+            served_here = sum(max(0, serves - library.served - library.load) for library in alive)
+            least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
         # With so many slots the queue would be done in the time that a load takes: more of them come too late.
         worth = waiting * run_s / load_s
@@ -195,7 +198,8 @@ class LoadWhereWanted(Quiet):
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
         """Rank a device with room, lowest first: spare cores as `kinds` says, then the least busy."""
-        return spare_rank(context, device.facts), _busy(device), -device.free_bytes
+        busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
+        return spare_rank(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
         """True if the context has room on a device that suits it."""
@@ -236,11 +240,10 @@ class LoadWhereWanted(Quiet):
 
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Unload idle libraries, or one that another context can spare."""
-        may_leave = anyone if self.keeper is None else self.keeper.may_leave
-        leaving = idle_to_end(view, context, minimum=self.minimum, may_leave=may_leave)
+        minimum, may_leave = self.minimum, self.may_leave
+        leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
-            patience_s = self.patience_s
-            return room_by_turns(view, context, minimum=self.minimum, patience_s=patience_s, may_leave=may_leave)
+            return room_by_turns(view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave)
         plan: list[Action] = [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in leaving]
         return plan + self.in_their_place(context, leaving)
 
@@ -293,20 +296,9 @@ def _kept(context: Context) -> int:
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 
 
-def _successors(context: Context, alive: list[Library]) -> int:
-    """Count libraries that must be loaded because present ones retire before all calls are done."""
-    most = context.recipe.calls_per_library
-    served_here = sum(max(0, most - library.served - library.load) for library in alive)
-    return -(-(context.queue.count - served_here) // most)
-
-
 def _corner(device: Device) -> int:
     """Return what a context of unknown size leaves free for calls without a context."""
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
-
-
-def _busy(device: Device) -> int:
-    return sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
 
 
 # ---- exclusive

@@ -122,7 +122,10 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         )
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
         raise ConfigError(f"call {number} has a length below zero")
-    there = sum(_libraries(model, source) for source in _of_use(world, model))
+    there = 0
+    for source in _of_use(world, model):
+        blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
+        there += blocks * source.nodes * (source.devices // model.devices)
     if least > max(1, there):
         raise ConfigError(
             f"call {number} wants a gang of {least}, and of {arrival.context} there are never more than {there} "
@@ -254,12 +257,6 @@ def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
 
 def _suits(world: World, model: ContextModel, source: SourceModel) -> bool:
     return model.may_be_on(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
-
-
-def _libraries(model: ContextModel, source: SourceModel) -> int:
-    """Return how many libraries of a context a source can hold at once."""
-    blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
-    return blocks * source.nodes * (source.devices // model.devices)
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:

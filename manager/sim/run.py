@@ -148,7 +148,9 @@ class Simulation:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
-        steps = self._all_steps()
+        steps = StepCounts()
+        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
+            steps.add(counts)
         return RunOutcome(
             complete=self.client.done,
             ended_at=ended_at,
@@ -164,12 +166,6 @@ class Simulation:
             engine_steps=steps.steps,
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
         )
-
-    def _all_steps(self) -> StepCounts:
-        found = StepCounts()
-        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
-            found.add(counts)
-        return found
 
     def _why(self) -> str:
         open_calls = self.client.submitted - self.client.ended
@@ -203,7 +199,9 @@ class Simulation:
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                agenda.at(max(_not_before(command.at), agenda.now), self._timer, command.key, command.at)
+                # Rounded up: a timer that fires a part of a microsecond early would be set again for ever.
+                at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
+                agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
                 self._advise(command.about.recipe)
             # Everything else is for a shell: files to write.
@@ -267,11 +265,6 @@ class Simulation:
         self.pilots.pop(pilot.id, None)
         for batch in self._batch.values():
             batch.pilot_left(pilot)
-
-
-def _not_before(at: float) -> float:
-    """Round up to a whole microsecond: a timer that fires a part of one early would be set again for ever."""
-    return math.ceil(at * 1e6) / 1e6
 
 
 def _picture(core: Core) -> str:

@@ -151,7 +151,9 @@ class VirtualEngine:
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if it never fits."""
         self._decide_anew(now)
-        most = max(times.output, min(self._most_output, self._room_for(times)))
+        longest = self.batch.limits.longest_row()
+        room = longest - times.prompt if longest else self._most_output
+        most = max(times.output, min(self._most_output, room))
         self.batch.add(
             number, prompt=times.prompt, most=most, due_at=times.due_at + times.grace_s, tpot_s=times.tpot_s
         )  # fmt: skip
@@ -177,10 +179,6 @@ class VirtualEngine:
                 return why
         self._decide_anew(now)
         return ""
-
-    def _room_for(self, times: TokenTimes) -> int:
-        longest = self.batch.limits.longest_row()
-        return longest - times.prompt if longest else self._most_output
 
     # ---- steps
 

@@ -304,7 +304,10 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
     for recipe in wanted.values():
         if recipe.needs.devices > 1:
             raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
-    names = _names(wanted.values())
+    names: dict[str, str] = {}
+    for key, recipe in wanted.items():
+        taken = recipe.name in names.values()
+        names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
     start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
     own_s, message_s = _between(recorded.runs)
     contexts = {
@@ -344,14 +347,6 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
         advice = AdviceArrived(OfContext(RecipeKey(context)), CostAdvice(by_kind))
         simulation.agenda.at(first[context] + _SOON_S, simulation.handle, advice)
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
-
-
-def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for recipe in recipes:
-        taken = recipe.name in names.values()
-        names[recipe.key] = f"{recipe.name}-{recipe.key[:12]}" if taken else recipe.name
-    return names
 
 
 # ---- pilots

@@ -61,7 +61,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
     )
     return (
-        Column(DONE_AFTER, "done after (s)", _done_after_s),
+        Column(DONE_AFTER, "done after (s)", lambda run: run.outcome.ended_at if run.outcome.complete else None),
         Column("of_bound", "x bound", _of_bound, of_all=False),
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
@@ -213,10 +213,6 @@ def _paired(runs: Sequence[FinishedRun], policy: str, other: str) -> list[tuple[
 def _estimate(values: Sequence[float | None], *, of_all: bool) -> MeanEstimate | None:
     known = [value for value in values if value is not None]
     return estimate(known) if known and (len(known) == len(values) or not of_all) else None
-
-
-def _done_after_s(run: FinishedRun) -> float | None:
-    return run.outcome.ended_at if run.outcome.complete else None
 
 
 def _of_bound(run: FinishedRun) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -99,8 +100,11 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")
     drawn: dict[str, tuple[int, Callable[..., None]]] = {
-        "completed": (1, _completed), "devices": (1, _devices), "queue": (1, _queue), "times": (2, _times)
-    }  # fmt: skip
+        "completed": (1, partial(_over_time, value=lambda run, at_s: run.completed.value(at_s), words="items done")),
+        "devices": (1, partial(_over_time, value=_until_end(lambda run: run.devices), words="devices")),
+        "queue": (1, partial(_over_time, value=_until_end(lambda run: run.queue), words="calls that wait")),
+        "times": (2, _times),
+    }
     paths: list[Path] = []
     with style() as figure_of:
         for name, (panels, draw) in drawn.items():
@@ -108,7 +112,9 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
             axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
             draw(*axes, runs)
             axes[0].set_title(title)
-            _legend(figure, *axes[0].get_legend_handles_labels())
+            handles, labels = axes[0].get_legend_handles_labels()
+            if len(labels) > 1:
+                figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
             for path in (folder / f"{name}.png", folder / f"{name}.svg"):
                 no_facts = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
                 with draft_of(path) as draft:
@@ -137,22 +143,11 @@ def style() -> Iterator[Callable[..., Any]]:
 # ---- what is drawn
 
 
-def _completed(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.completed.value(at_s))
-    axes.set_ylabel("items done")
+def _until_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], float]:
+    return lambda run, at_s: curve(run).value(at_s) if at_s <= run.ended_at else 0.0
 
 
-def _devices(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.devices.value(at_s) if at_s <= run.ended_at else 0.0)
-    axes.set_ylabel("devices")
-
-
-def _queue(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.queue.value(at_s) if at_s <= run.ended_at else 0.0)
-    axes.set_ylabel("calls that wait")
-
-
-def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) -> None:
+def _over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
     """Draw a curve per policy. Ended runs have no devices and no queue."""
     end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
@@ -164,6 +159,7 @@ def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) 
             least, most = [min(column) for column in columns], [max(column) for column in columns]
             axes.fill_between(shown, least, most, step="post", color=look["color"], alpha=0.18, linewidth=0.0)
         axes.step(shown, [median(column) for column in columns], where="post", label=label, **look)
+    axes.set_ylabel(words)
     axes.set_xlim(0.0, end_s / unit_s)
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel(f"time ({unit})")
@@ -199,11 +195,6 @@ def _styled_runs(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, 
         if of_policy:
             dashes = _DASHES[number // len(COLORS) % len(_DASHES)]
             yield policy, of_policy, {"color": COLORS[number % len(COLORS)], "linestyle": dashes}
-
-
-def _legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

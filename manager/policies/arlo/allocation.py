@@ -152,7 +152,8 @@ class _AllocationSearch:
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
-            front = _undominated(node for before in front for node in self._after(before, number, most=most))
+            after = (node for before in front for node in self._counts(before, number, most=most))
+            front = _undominated(node for node in after if self._bound(node, number) <= most)
             if width is not None and len(front) > width:
                 bounds = sorted((self._bound(node, number), at) for at, node in enumerate(front))
                 front = [front[at] for _, at in bounds[:width]]
@@ -164,9 +165,6 @@ class _AllocationSearch:
         for number in range(len(self._runtimes)):
             node = min(self._counts(node, number, most=inf), key=lambda each: self._bound(each, number))
         return node
-
-    def _after(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
-        return (node for node in self._counts(before, number, most=most) if self._bound(node, number) <= most)
 
     def _bound(self, node: _Node, number: int) -> float:
         return node.cost + self._bounds[number + 1][self._spare - node.used]

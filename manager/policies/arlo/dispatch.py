@@ -11,7 +11,7 @@ ideal runtime has no library. Contexts outside a family are served as by default
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from stoker.manager.core.deadlines import call_fits
@@ -83,7 +83,7 @@ class MultiLevelQueue(HottestFirst):
     def pull_others(self, view: View, library: Library) -> Iterator[Action]:
         """Send it waiting calls of shorter runtimes, nearest first, as far as Algorithm 1 demotes them."""
         family = runtimes_of(library.context)
-        for distance, shorter in enumerate(_shorter(library.context, family), 1):
+        for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
             while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):
                 yield Send(call.id, library.id)
 
@@ -107,7 +107,3 @@ class MultiLevelQueue(HottestFirst):
 
 def _may(view: View, library: Library, call: Call) -> bool:
     return library.admits(call) and call_fits(view, library, call)
-
-
-def _shorter(context: Context, family: Sequence[Context]) -> list[Context]:
-    return list(reversed(family[: family.index(context)]))

@@ -30,11 +30,8 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
         others[shorter.recipe.key] = shorter
         others.update(shorter.lists)
     others[context.recipe.key] = context
-    return tuple(sorted(others.values(), key=_length))
-
-
-def _length(context: Context) -> tuple[int, int, str]:
-    return context.recipe.longest_input, -len(context.lists), context.recipe.key
+    # Those that do not declare their length are the shorter the more they list.
+    return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
 
 
 class RuntimeTimes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Changes, Provisioning, ReleaseBlock, View, WantBlocks
-from stoker.manager.core.state import Block, SourceState
+from stoker.manager.core.state import Block
 from stoker.manager.policies.arlo.families import is_runtime
 from stoker.manager.policies.base import Quiet
 
@@ -102,31 +102,26 @@ class TrackLatency(Quiet):
 
     def _fewer(self, view: View, recent: float) -> Sequence[Action]:
         spare = [
-            block
+            source.blocks[id]
             for source in view.sources.values()
-            if _may_shrink(source)
-            for block in _staying(source)
-            if not _has_a_last_one(view, block)
+            if len(source.staying) > max(1, source.source.least) and not source.coming
+            for id in source.staying
+            if not _has_a_last_one(view, source.blocks[id])
         ]
         if not spare:
             return ()
         self._not_before = view.now + 2 * _RECENT_S
-        chosen = min(spare, key=lambda block: (_load(view, block), -block.since))
-        why = f"98 of 100 calls end within {recent:.0%} of the time that they have"
-        return (ReleaseBlock(chosen.id, why),)
+
+        def load(block: Block) -> int:
+            return sum(library.load for id in block.pilots for library in view.pilots[id].libraries.values())
+
+        chosen = min(spare, key=lambda block: (load(block), -block.since))
+        return (ReleaseBlock(chosen.id, f"98 of 100 calls end within {recent:.0%} of the time that they have"),)
 
 
 def _percentile(shares: list[float]) -> float:
     ordered = sorted(shares)
     return ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]
-
-
-def _may_shrink(source: SourceState) -> bool:
-    return len(source.staying) > max(1, source.source.least) and not source.coming
-
-
-def _staying(source: SourceState) -> list[Block]:
-    return [source.blocks[id] for id in source.staying]
 
 
 def _has_a_last_one(view: View, block: Block) -> bool:
@@ -137,7 +132,3 @@ def _has_a_last_one(view: View, block: Block) -> bool:
             if is_runtime(context) and not context.lists and sum(x.usable for x in context.libraries.values()) == 1:
                 return True
     return False
-
-
-def _load(view: View, block: Block) -> int:
-    return sum(library.load for id in block.pilots for library in view.pilots[id].libraries.values())

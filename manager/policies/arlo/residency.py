@@ -67,16 +67,14 @@ class AllocateRuntimes(LoadWhereWanted):
         family = runtimes_of(context)
         longest = family[-1]
         steps = tuple(self._steps(view, family))
-        if steps or _alive(family):
+        if steps or any(map(_usable, family)):
             return steps
         if all(map(has_given_up, (context, *context.lists.values()))) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
         nowhere = self.why_nowhere(view, longest)
-        return (
-            (FailWaiting(RecipeKey(context.recipe.key), nowhere),)
-            if nowhere is not None
-            else self.make_room(view, longest)
-        )
+        if nowhere is not None:
+            return (FailWaiting(RecipeKey(context.recipe.key), nowhere),)
+        return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
         """As by default; a runtime of unknown size counts as the largest of its family."""
@@ -168,7 +166,8 @@ class AllocateRuntimes(LoadWhereWanted):
             return
         missing = _missing(view, family, plan)
         for device in free:
-            context = missing.pop() if missing else _longest_that_loads(family)
+            loads = (each for each in reversed(family) if each.last_failure is None)
+            context = missing.pop() if missing else next(loads, None)
             if context is None:
                 return
             size = self.reservation(context, (device,))
@@ -215,26 +214,16 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if is_probed(context):
             lacks = 0 if has_given_up(context) else min(lacks, probes(usable))
-        elif context.last_failure is not None and not _is_waited_for(context):
+        elif context.last_failure is not None and not any(
+            each.queue.count for each in (context, *context.listed_by.values())
+        ):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks
     return found
 
 
-def _longest_that_loads(family: Sequence[Context]) -> Context | None:
-    return next((context for context in reversed(family) if context.last_failure is None), None)
-
-
-def _is_waited_for(context: Context) -> bool:
-    return any(each.queue.count for each in (context, *context.listed_by.values()))
-
-
 def _usable(context: Context) -> list[Library]:
     return [library for library in context.libraries.values() if library.usable]
-
-
-def _alive(family: Sequence[Context]) -> bool:
-    return any(map(_usable, family))
 
 
 def _has_ready(device: Device, keys: set[str]) -> bool:

@@ -19,7 +19,7 @@ from stoker.manager.core.per_context import work_of
 from stoker.manager.core.seams import Changes, View
 from stoker.manager.policies.prompt_tuner.scheduling import JobQueue, Pool, PoolJob, Promise
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
-from stoker.protocol.calls import CallProgress, Features
+from stoker.protocol.calls import Features
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 # ---- pool state
@@ -133,8 +133,8 @@ class PoolState:
         self._times.clear()
         return True
 
-    def job(self, call: Call, report: CallProgress | None) -> PoolJob:
-        """Return a waiting call as a job. `report`: its last progress report, from which it resumes."""
+    def waiting(self, view: View, call: Call) -> PoolJob:
+        """Return a waiting call as a job, which resumes from its last progress report."""
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
         most = max(least, min(most, MOST_REPLICAS))
@@ -143,10 +143,16 @@ class PoolState:
             self._falls = _falls(self._rates)
         if self._rates[0][0] < math.inf:  # known
             if call.spec.progress:
+                report = view.reports.get(call.id)
                 done = report.done / features.items if report is not None and features and features.items else 0.0
                 run_s = self._work_out(features, least, most, done=done)
             else:
-                run_s = self._times.get((features, least, most)) or self._remember(features, least, most)
+                known = features, least, most
+                if known not in self._times:
+                    if len(self._times) >= _REMEMBERED:
+                        self._times.clear()
+                    self._times[known] = self._work_out(*known)
+                run_s = self._times[known]
             return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
         if most == 1 and usual_s:
@@ -154,21 +160,14 @@ class PoolState:
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
 
-    def _remember(self, features: Features | None, least: int, most: int) -> tuple[float, ...]:
-        if len(self._times) >= _REMEMBERED:
-            self._times.clear()
-        found = self._times[features, least, most] = self._work_out(features, least, most)
-        return found
-
     def _work_out(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
         """Return the seconds of a job on 1, 2, ... replicas. `done`: the share that it has done, if it has begun."""
-        head = features if done is None else None
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
-        if head is not None and head.before_items_s(1):
-            times = [seconds + head.before_items_s(size) for size, seconds in enumerate(times, start=1)]
+        if done is None and features is not None and features.before_items_s(1):
+            times = [seconds + features.before_items_s(size) for size, seconds in enumerate(times, start=1)]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
         if not self._falls or (most > 1 and times[0] < times[1]):
@@ -205,14 +204,11 @@ class PoolState:
                     yield max(now, library.started_at + self.load_s)
             elif library.state is LibraryState.READY and library.held:
                 call = next(iter(library.held.values()))
-                known = ends.get(call.id)
-                if known is None:
-                    report = call.holder.report if type(call.holder) is Gang else None
-                    known = before.get(call.id)
-                    if known is None or known[0] is not report:
-                        known = report, self._ends_at(call), call
-                    ends[call.id] = known
-                yield known[1]
+                if call.id not in ends:
+                    report, known = call.holder.report if type(call.holder) is Gang else None, before.get(call.id)
+                    is_new = known is None or known[0] is not report
+                    ends[call.id] = (report, self._ends_at(call), call) if known is None or is_new else known
+                yield ends[call.id][1]
 
     def running(self) -> Iterator[tuple[Call, float]]:
         """Yield calls that ran when `pool` was called last, and when each should end."""
@@ -328,7 +324,7 @@ class PoolStates:
             state = self.all[context.recipe.key] = PoolState(context, learn=self._learn)
         state.asked, state.others = len(calls) - len(others), others
         self._of.update(dict.fromkeys((call.id for call in calls), state))
-        state.line.put([_job(view, state, call) for call in calls], now=view.now)
+        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
         state.mark_changed()
 
     def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
@@ -342,11 +338,11 @@ class PoolStates:
         else:
             state.others.add(call.id)
         self._of[call.id] = state
-        fresh.setdefault(state, []).append(_job(view, state, call))
+        fresh.setdefault(state, []).append(state.waiting(view, call))
 
     def _rate(self, view: View, state: PoolState) -> None:
         calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
-        state.line.put([state.job(call, view.reports.get(call.id)) for call in calls], now=view.now)
+        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
         state.mark_changed()
 
     # ---- promises
@@ -392,7 +388,3 @@ class PoolStates:
         if here != ordered.promise.here:
             ordered.promise = msgspec.structs.replace(ordered.promise, here=here)
             state.mark_changed()
-
-
-def _job(view: View, state: PoolState, call: Call) -> PoolJob:
-    return state.job(call, view.reports.get(call.id) if call.spec.progress else None)

@@ -41,7 +41,6 @@ from stoker.manager.core.seams import (
     FailWaiting,
     Forecast,
     Load,
-    Provisioning,
     Timer,
     Unload,
     View,
@@ -125,7 +124,7 @@ class ColdDevices:
                 pilot = device.pilot
                 if device in self._gone or failures(context, pilot) != rank:
                     continue
-                if not self._would_do(context, device):
+                if not self._fits(context, device) or not may_load(self._view, context, device, desperate=True):
                     continue
                 if wants == 1:
                     yield (device,)
@@ -134,9 +133,6 @@ class ColdDevices:
                 some.append(device)
                 if len(some) == wants:
                     yield tuple(together.pop(pilot.id))
-
-    def _would_do(self, context: Context, device: Device) -> bool:
-        return self._fits(context, device) and may_load(self._view, context, device, desperate=True)
 
     def coming(self, context: Context) -> int:
         """Count replicas for which devices become cold shortly."""
@@ -204,10 +200,8 @@ class WarmPools(Quiet):
         **default: Any,
     ) -> None:
         self.states = states
-        self.keeper = PoolKeeper(states)
-        self.default = LoadWhereWanted(keeper=self.keeper, **default)
+        self.default = LoadWhereWanted(may_leave=self.may_leave, **default)
         """Decides for contexts without a pool, and how a context is loaded."""
-        self.keeper.patience_s = self.default.patience_s
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -219,11 +213,6 @@ class WarmPools(Quiet):
         """Cold devices, as long as libraries and pilots are unchanged."""
         self._first: dict[str, PoolJob] = {}
         """Per pool, the first job that this walk found without help."""
-
-    @property
-    def provisioning(self) -> Provisioning:
-        """The policy that knows what may still come."""
-        return self.default.provisioning
 
     # ---- asked as things happen
 
@@ -241,9 +230,8 @@ class WarmPools(Quiet):
         state.walk_due = True
         plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
         alive = any(is_alive(view, library, cut_s=self.default.cut_s) for library in context.libraries.values())
-        if ColdDevices(view, cold_devices(view), fits=self.default.fits).find(context.recipe.key, most=1) or (
-            alive and context.lacking is None
-        ):
+        cold = ColdDevices(view, cold_devices(view), fits=self.default.fits)
+        if cold.find(context.recipe.key, most=1) or (alive and context.lacking is None):
             return plan
         if not alive and not state.promises:
             impossible = self.default.why_nowhere(view, context)
@@ -268,7 +256,9 @@ class WarmPools(Quiet):
         plan: list[Action] = []
         due = any(state.walk_due for state in self.states.all.values())
         if self._walk.under_way or due or view.now >= self._again_at:
-            cold = self._cold_devices(view)
+            if self._cold is None:
+                self._cold = cold_devices(view)
+            cold = ColdDevices(view, self._cold, fits=self.default.fits)
             if not self._walk.under_way:
                 plan += self._begin(view, cold)
             if self._walk.under_way:
@@ -431,7 +421,7 @@ class WarmPools(Quiet):
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
-        if not all(is_idle(library) and self.keeper.may_leave(view, library, context) for library in there):
+        if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
             return None
         return max((library.used_at for library in there), default=-math.inf), there
 
@@ -489,25 +479,12 @@ class WarmPools(Quiet):
             for device in library.devices
         )
 
-    def _cold_devices(self, view: View) -> ColdDevices:
-        if self._cold is None:
-            self._cold = cold_devices(view)
-        return ColdDevices(view, self._cold, fits=self.default.fits)
-
-
-class PoolKeeper:
-    """Keeps what is in a pool for its window.
-
-    It leaves earlier for default calls, and for a context that has lacked replicas for long, and longer than the
-    pool's own jobs.
-    """
-
-    def __init__(self, states: PoolStates) -> None:
-        self.states = states
-        self.patience_s = 0.0
-
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may make room for a context."""
+        """True if a library may make room for a context.
+
+        What is in a pool stays for its window. It leaves earlier for default calls, and for a context that has lacked
+        replicas for long, and longer than the pool's own jobs.
+        """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:
             return True
@@ -515,4 +492,4 @@ class PoolKeeper:
             return False
         if asks is None or not asks.active:
             return True
-        return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.patience_s
+        return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.default.patience_s

@@ -37,7 +37,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, repeat
 from typing import Protocol
 
 import msgspec
@@ -135,10 +135,7 @@ class JobQueue:
                     self._due[id] = at = deadline_at - run_s[need - 1] - _EARLY_S
                     turns.append((at, id))
             self._keys[id], self._needs[id] = key, need
-            if need in fresh:
-                fresh[need].append(key)
-            else:
-                fresh[need] = [key]
+            fresh.setdefault(need, []).append(key)
         if len(turns) <= _FEW:
             for turn in turns:
                 heapq.heappush(self._turns, turn)
@@ -173,7 +170,8 @@ class JobQueue:
             job, need, key = self.jobs[id], self._needs[id], self._keys[id]
             grown = job.fewest(begins_at=now, most=len(job.run_s))
             if grown:
-                self._set_alarm(id, max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S))
+                self._due[id] = at = max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S)
+                heapq.heappush(turns, (at, id))
             else:
                 del self._due[id]
             if grown == need:
@@ -214,25 +212,12 @@ class JobQueue:
     def behind(self, after: Key) -> Iterator[Key]:
         """Yield all jobs after a place, in order."""
         rows = [row for row in (*self.rows.values(), self.late, self.rest) if row and row[-1] > after]
-        ways = [_from(row, bisect_right(row, after)) for row in rows]
-        return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
-
-    def _set_alarm(self, id: int, at: float) -> None:
-        self._due[id] = at
-        heapq.heappush(self._turns, (at, id))
+        return heapq.merge(*(map(row.__getitem__, range(bisect_right(row, after), len(row))) for row in rows))
 
     def _row(self, need: int) -> list[Key]:
         if need > 0:
-            row = self.rows.get(need)
-            if row is None:
-                row = self.rows[need] = []
-            return row
+            return self.rows.setdefault(need, [])
         return self.rest if need else self.late
-
-
-def _from(row: list[Key], place: int) -> Iterator[Key]:
-    for at in range(place, len(row)):
-        yield row[at]
 
 
 # ---- scheduling
@@ -279,11 +264,7 @@ class Pool(msgspec.Struct, frozen=True):
 _Take = Callable[[PoolJob, int], bool]
 
 
-def _whatever(job: PoolJob, count: int) -> bool:  # noqa: ARG001
-    return True
-
-
-def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
+def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
     """Return the replicas of jobs that start now, by job.
 
     Replicas kept for a job that starts without them, or no longer waits, are free. `take` may refuse a job; then
@@ -399,15 +380,14 @@ class Walk:
         for key, model in self._ahead(lines):
             if len(fates) >= looks:
                 return fates
-            self._at = key
-            job = lines[model].jobs[key[2]]
+            self._at, job = key, lines[model].jobs[key[2]]
             fates.append(self._hopeful(model, job, cold) if key[0] == HOPEFUL else self._rest(model, job))
         self.under_way = False
         return fates
 
     def _ahead(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
-        ways = [_named(line.behind(self._at), model) for model, line in lines.items() if line and model in self._pools]
-        return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
+        known = ((model, line) for model, line in lines.items() if line and model in self._pools)
+        return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
     def _hopeful(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
@@ -449,19 +429,11 @@ class Walk:
 
     def _rest(self, model: str, job: PoolJob) -> Fate:
         pool, free = self._pools[model], self._free[model]
-        if len(free) < job.least:
-            begins_at = self._now + pool.cold_s
-        else:
-            begins_at = free[job.least - 1]
+        begins_at = free[job.least - 1] if len(free) >= job.least else self._now + pool.cold_s
         ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
         if len(free) >= job.least:
             _reserve(free, job.least, ends_at)
         return Fate(model, job, ends_at, helped=False)
-
-
-def _named(keys: Iterator[Key], model: str) -> Iterator[tuple[Key, str]]:
-    for key in keys:
-        yield key, model
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:

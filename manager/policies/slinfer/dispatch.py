@@ -126,7 +126,9 @@ class OfferByHeadroom(HottestFirst):
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         """Drop waiting calls that would be late, and try the others again."""
-        self._forget(view)
+        for notes in (self._offered, self._refused):
+            for id in [id for id in notes if id not in view.calls]:
+                del notes[id]
         for context in tuple(view.hungry.values()):
             if shares_by_token(context):
                 yield from self._again(view, context)
@@ -143,11 +145,6 @@ class OfferByHeadroom(HottestFirst):
                 yield Drop(call.id, f"its first token would come more than {late_s:.2f} s late")
             else:
                 yield from self._plan(view, call)
-
-    def _forget(self, view: View) -> None:
-        for notes in (self._offered, self._refused):
-            for id in [id for id in notes if id not in view.calls]:
-                del notes[id]
 
     def _offers(self, library: Library) -> Iterator[Action]:
         for call in library.context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
@@ -245,13 +242,10 @@ class ShrinkLate(LoadWhereWanted):
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         """Shrink instances whose calls have ended."""
-        return self._shrink(view) if self._resizes else ()
+        for library in tuple(view.libraries.values()) if self._resizes else ():
+            if library.usable and shares_by_token(library.context):
+                yield from self._sizes.shrink(library)
 
     def rests(self, view: View) -> bool:
         """True while there is no instance."""
         return not any(shares_by_token(library.context) for library in view.libraries.values())
-
-    def _shrink(self, view: View) -> Iterator[Action]:
-        for library in tuple(view.libraries.values()):
-            if library.usable and shares_by_token(library.context):
-                yield from self._sizes.shrink(library)
