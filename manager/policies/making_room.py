@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View
@@ -18,6 +19,13 @@ Minimum = Callable[[Context, Device], int]
 """Free bytes without which a context is not tried on a device."""
 
 MayLeave = Callable[[View, Library, Context], bool]
+
+
+class IdleKeeper(Protocol):
+    """Keeps idle libraries for contexts that will want them."""
+
+    def may_leave(self, view: View, library: Library, context: Context) -> bool:
+        """True if a library may leave to make room for a context."""
 
 
 _May = Callable[[Library], bool]

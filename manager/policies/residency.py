@@ -29,7 +29,7 @@ from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provi
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
-from stoker.manager.policies.making_room import MayLeave, anyone, holds, idle_to_end, room_by_turns
+from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
@@ -66,13 +66,13 @@ class LoadWhereWanted(Quiet):
         ask_again_s: float = 1.0,
         cut_s: float = 3.0,
         provisioning: Provisioning | None = None,
-        may_leave: MayLeave = anyone,
+        keeper: IdleKeeper | None = None,
     ) -> None:
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
-        self.may_leave = may_leave
+        self.keeper = keeper
         self._keep_alive = KeepAlive()
         self._unpacking = Unpacking()
 
@@ -240,7 +240,7 @@ class LoadWhereWanted(Quiet):
 
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Unload idle libraries, or one that another context can spare."""
-        minimum, may_leave = self.minimum, self.may_leave
+        minimum, may_leave = self.minimum, anyone if self.keeper is None else self.keeper.may_leave
         leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
             return room_by_turns(view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave)

@@ -6,13 +6,13 @@ together, and the calls.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
@@ -285,7 +285,5 @@ def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the nearest known one, or all of them."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+    otherwise = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+    return did_you_mean(name, names, otherwise=otherwise)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +21,7 @@ from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective
 from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_call_id
 
 NO_OBJECTIVE = Objective()
+_SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
 ACKNOWLEDGED = 1000
 """Results after which the manager may forget them."""
 
@@ -98,56 +101,49 @@ class SimClient:
 
     def _submit(self) -> None:
         """Submit everything that has arrived in one frame."""
-        now, sim = self._sim.agenda.now, self._sim
-        messages: list[to_manager.FromClient] = []
-        batch: list[CallSpec] = []
-        key: tuple[str, int, float, tuple[int, int], Objective, tuple[str, ...]] | None = None
-        from_s = now
-
-        def close() -> None:
-            if batch and key is not None:
-                context, priority, deadline_s, gang, wanted, variants = key
-                objective = replace(self._told(wanted), deadline_at=from_s + deadline_s if deadline_s else 0.0)
-                keys = tuple(map(RecipeKey, variants)) if "variants" in sim.honours else ()
-                options = CallOptions(priority=priority, objective=objective, gang=gang, variants=keys)
-                messages.append(
-                    to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
-                )  # one function a context
-                batch.clear()
-
+        now, arrived = self._sim.agenda.now, list[Arrival]()
         while self._next is not None and round(self._next.at_s, 6) <= now:
-            arrival = self._next
-            for name in (arrival.context, *arrival.variants):
+            arrived.append(self._next)
+            self._next = next(self._arrivals, None)
+        messages: list[to_manager.FromClient] = []
+        last: to_manager.Submit | None = None
+        for _, group in groupby(arrived, key=_SUBMITTED_TOGETHER):
+            calls = list(group)
+            for name in (calls[0].context, *calls[0].variants):
                 if name not in self._defined:
                     self._defined.add(name)
-                    messages.append(to_manager.DefineRecipe(recipe_of(name, sim.world.contexts[name])))
+                    messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            this = (
-                arrival.context, arrival.priority, arrival.deadline_s, arrival.gang, arrival.objective,
-                arrival.variants,
-            )  # fmt: skip
-            if this != key:
-                close()
-                key, from_s = this, arrival.at_s
-            call = make_call_id(client=0, sequence=self.submitted)
-            batch.append(CallSpec(call, b"", self._features(arrival)))
-            self._items[call] = arrival.items_done or arrival.items
-            if arrival.items_done:
-                sim.really[call] = arrival.items_done
-            due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
-            sim.calls_log.came(
-                arrival.at_s if self._gathers_s else now, call, items=arrival.items, due_at=due_at
-            )  # fmt: skip
-            self._expect_tokens(call, arrival, came_at=arrival.at_s if self._gathers_s else now)
-            self.submitted += 1
-            self._next = next(self._arrivals, None)
-        close()
+            messages += [last] if last is not None else ()  # recipes that come together are defined first
+            last = self._together(calls)
+        messages += [last] if last is not None else ()
         self._say(*messages)
         self._expect()
 
-    def _features(self, arrival: Arrival) -> Features:
-        expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
-        return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s)
+    def _together(self, arrivals: list[Arrival]) -> to_manager.Submit:
+        """Return one message for calls with equal options. Their deadline counts from the first of them."""
+        sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
+        for arrival in arrivals:
+            call = make_call_id(client=0, sequence=self.submitted)
+            expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
+            features = Features(
+                arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s
+            )  # fmt: skip
+            calls.append(CallSpec(call, b"", features))
+            self._items[call] = arrival.items_done or arrival.items
+            if arrival.items_done:
+                sim.really[call] = arrival.items_done
+            came_at = arrival.at_s if self._gathers_s else now
+            due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
+            sim.calls_log.came(came_at, call, items=arrival.items, due_at=due_at)
+            self._expect_tokens(call, arrival, came_at=came_at)
+            self.submitted += 1
+        deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
+        options = CallOptions(
+            priority=first.priority, objective=replace(self._told(first.objective), deadline_at=deadline_at),
+            gang=first.gang, variants=tuple(map(RecipeKey, first.variants)) if "variants" in sim.honours else (),
+        )  # fmt: skip
+        return to_manager.Submit(FunctionKey(first.context), RecipeKey(first.context), calls, options)
 
     def _told(self, wanted: Objective) -> Objective:
         honours = self._sim.honours
@@ -167,12 +163,6 @@ class SimClient:
                 came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0
             )
 
-    def _has_written(self, call: CallId) -> None:
-        context, output = self._written.pop(call, ("", 0))
-        if output:
-            count, mean = self._outputs.get(context, (0, 0.0))
-            self._outputs[context] = count + 1, mean + (output - mean) / (count + 1)
-
     def _say(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
@@ -187,7 +177,10 @@ class SimClient:
             times = self._sim.tokens.pop(end.call, None)
             if times is not None:
                 self._sim.calls_log.tokens(self._sim.agenda.now, end.call, times, ok=end.ok)
-            self._has_written(end.call)
+            context, output = self._written.pop(end.call, ("", 0))
+            if output:
+                count, mean = self._outputs.get(context, (0, 0.0))
+                self._outputs[context] = count + 1, mean + (output - mean) / (count + 1)
             self.ended += 1
             if end.ok:
                 self.items_done += items

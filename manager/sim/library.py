@@ -14,12 +14,11 @@ from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
-from stoker.manager.sim.flows import Machine, Transfer
+from stoker.manager.sim.flows import Machine, SharedLink, Transfer
 from stoker.manager.sim.log import Happened, LibraryPlace, items_of
 from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, ordered_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
-from stoker.manager.sim.world import EngineModel
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome
@@ -65,6 +64,7 @@ class SimLibrary:
         self.number = ordered.library
         self.recipe = ordered.recipe
         self.model = pilot.sim.world.contexts[ordered.recipe.name]
+        self.engine = self.model.engine_on(pilot.kind)
         speed = pilot.sim.world.devices[pilot.kind].speed
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
@@ -75,8 +75,9 @@ class SimLibrary:
         self.slots = self.model.slots_on(pilot.kind)
         self.part = 1 / self.slots
         """Share of each device that a call wants."""
-        alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
-        self.compute: Callable[..., RunningWork] = alone
+        self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
+        if len(self.devices) == 1:
+            self.compute = self.devices[0].begin
         self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
         self._served = 0
@@ -90,19 +91,14 @@ class SimLibrary:
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         """Transfers that it waits for."""
-        self.batch = self._new_batch(ordered)
-        """The batch of its engine, if it has one."""
+        self.batch: ServedBatch | None = None
+        if self.engine is not None:
+            seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
+            limits = self.engine.limits(ordered.device_memory_bytes)
+            virtual = VirtualEngine(seconds, limits, most_output=self.engine.most_output)
+            self.batch = ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
         for device in self.devices:
             device.hold()
-
-    def _new_batch(self, ordered: StartLibrary) -> ServedBatch | None:
-        pilot, engine = self.pilot, self.model.engine_on(self.pilot.kind)
-        if engine is None:
-            return None
-        seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
-        limits = engine.limits(ordered.device_memory_bytes)
-        virtual = VirtualEngine(seconds, limits, most_output=engine.most_output)
-        return ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
 
     def say(self, message: to_agent.ToAgent) -> None:
         """Send the pilot a message."""
@@ -122,17 +118,15 @@ class SimLibrary:
         sim, machine = self.sim, self.pilot.machine
         for files in self.model.files:
             if self.model.awareness is Awareness.NONE:
-                self._move(files.size_bytes, (sim.shared.bytes, machine.shared, machine.inward), self._work)
-                sim.log.note(
-                    sim.agenda.now, Happened.BYTES_SHARED, pilot=self.pilot.number, value=float(files.size_bytes)
-                )
-                if files.operations:
-                    self._move(files.operations, (sim.shared.operations,), self._work)
+                size = float(files.size_bytes)
+                self._move(size, sim.shared.bytes, machine.shared, machine.inward, then=self._work)
+                sim.log.note(sim.agenda.now, Happened.BYTES_SHARED, pilot=self.pilot.number, value=size)
+                self._move(files.operations, sim.shared.operations, then=self._work)
             elif self.model.page_cache and files.name in machine.in_memory:
-                self._move(files.size_bytes, (machine.memory,), self._work)
+                self._move(files.size_bytes, machine.memory, then=self._work)
             else:
                 machine.in_memory[files.name] = None
-                self._move(files.size_bytes, (machine.disk,), self._work)
+                self._move(files.size_bytes, machine.disk, then=self._work)
         if not self._moves:
             self._work()
 
@@ -140,10 +134,8 @@ class SimLibrary:
         if self._moves or self.is_over:
             return
         model, sim = self.model, self.sim
-        seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
-            self.number, cv=model.load_cv
-        )
-        sim.agenda.after(seconds, self._to_device)
+        factor = sim.chance_of_loads.factor(self.number, cv=model.load_cv)
+        sim.agenda.after(model.of_kind(model.load_s, self.pilot.kind) * factor, self._to_device)
 
     def _to_device(self) -> None:
         if self.is_over:
@@ -156,7 +148,7 @@ class SimLibrary:
             self.say(to_agent.LoadFailed(failure))
             self.end()
             return
-        self._move(needed * len(self.devices), (self.pilot.machine.bus,), self._ready)
+        self._move(needed * len(self.devices), self.pilot.machine.bus, then=self._ready)
         if not self._moves:
             self._ready()
 
@@ -165,23 +157,21 @@ class SimLibrary:
             return
         sim, model = self.sim, self.model
         now, memory = sim.agenda.now, int(model.device_memory_bytes)
-        sim.log.note(
-            now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
-        )
+        pilot, whole_s = self.pilot.number, now - self.ordered_at
+        sim.log.note(now, Happened.LIBRARY_READY, library=self.number, pilot=pilot, value=whole_s)
         self.ready_at = now
         slots = 0 if self.recipe.slots else self.slots
         self.say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory, slots=slots))
 
-    def _move(self, size: float, path: tuple[object, ...], then: object) -> None:
+    def _move(self, size: float, *path: SharedLink, then: Callable[[], None]) -> None:
         if not size:
             return
-        transfer: Transfer
 
         def done() -> None:
             self._moves.pop(transfer, None)
-            then()  # type: ignore[operator]
+            then()
 
-        transfer = self.sim.network.start(size, [path], done)  # type: ignore[list-item]
+        transfer = self.sim.network.start(size, [path], done)
         self._moves[transfer] = None
 
     # ---- what its pilot says
@@ -224,8 +214,7 @@ class SimLibrary:
 
     def resize_s(self, size: int) -> float:
         """Return the seconds of a resize; an engine's weights stay in place."""
-        engine = self.model.engine_on(self.pilot.kind)
-        moved = size - engine.weights_bytes if engine is not None else size
+        moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
     def _resize(self) -> None:
@@ -234,21 +223,19 @@ class SimLibrary:
         if size < self.model.device_memory_bytes:
             self._resized(_REFUSED)
             return
-        engine, seconds = self.model.engine_on(self.pilot.kind), self.resize_s(size)
-        if engine is None or self.batch is None:
+        seconds = self.resize_s(size)
+        if self.batch is None:
             self._resizing = self.compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
             return
         self.batch.pause(seconds)
-        self.sim.agenda.after(seconds, self._cache_resized, size, engine, self.batch)
-
-    def _cache_resized(self, size: int, engine: EngineModel, batch: ServedBatch) -> None:
-        if not self.is_over:
-            fits = batch.resize(engine, size)
-            batch.resume()
-            self._resized(size if fits else _REFUSED)
+        self.sim.agenda.after(seconds, self._resize_ended, size)
 
     def _resize_ended(self, size: int) -> None:
-        if self._resizing is not None:
+        if self.batch is not None and self.engine is not None and not self.is_over:
+            fits = self.batch.resize(self.engine, size)
+            self.batch.resume()
+            self._resized(size if fits else _REFUSED)
+        elif self._resizing is not None:
             self.devices[0].done(self._resizing)
             self._resizing = None
             self._resized(size)
@@ -286,7 +273,12 @@ class SimLibrary:
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
         sim, call = self.sim, spec.call
         if self.batch is not None:
-            self._serve(spec, self.batch)
+            joined = self.batch.begin(spec)
+            if isinstance(joined, str):  # the engine can never serve it
+                self.say(to_agent.RunsEnded([CallEnd(call, False)]))
+                return
+            self.running[call] = joined
+            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
         elif part is not None:
             rank, run = part
             self.running[call] = run
@@ -298,15 +290,6 @@ class SimLibrary:
             work = self.compute(self._seconds(spec), part=self.part, then=self._solo_ended, args=(spec,))
             self.running[call] = SoloRun(spec, work)
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
-
-    def _serve(self, spec: CallSpec, batch: ServedBatch) -> None:
-        sim = self.sim
-        joined = batch.begin(spec)
-        if isinstance(joined, EngineRun):
-            self.running[spec.call] = joined
-            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
-        else:
-            self.say(to_agent.RunsEnded([CallEnd(spec.call, False)]))
 
     def served(self, call: CallId) -> None:
         """End a call whose last token the engine has written."""

@@ -409,13 +409,13 @@ class _Times:
     def counts(self) -> list[tuple[float, int]]:
         """Return the middle of each class in seconds and its count."""
         self._sort()
-        return [(_middle_s(number), count) for number, count in sorted(self._counts.items())]
+        none = round(math.log(_SHORTEST_S) * _CLASSES)
+        return [
+            (math.exp(number / _CLASSES) if number > none else 0.0, count)
+            for number, count in sorted(self._counts.items())
+        ]
 
     def _sort(self) -> None:
         log = math.log
         self._counts.update([round(log(max(seconds, _SHORTEST_S)) * _CLASSES) for seconds in self.new])
         self.new.clear()
-
-
-def _middle_s(number: int) -> float:
-    return math.exp(number / _CLASSES) if number > round(math.log(_SHORTEST_S) * _CLASSES) else 0.0

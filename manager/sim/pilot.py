@@ -11,7 +11,7 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol, assert_never
 
 from stoker.contexts.recipe import ObjectRef
@@ -298,7 +298,8 @@ class SimPilot:
             case commands.Prepare(ordered=ordered):
                 self._prepare(ordered)
             case commands.PinObjects(library=number, objects=refs):
-                self._pin(number, refs)
+                here = self.machine.on_disk
+                self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
@@ -320,7 +321,10 @@ class SimPilot:
             case commands.Expect(name=name):
                 self.fetching.expect(self.core.state.wants[name].ref)
             case commands.SetTimer(at=at, key=key):
-                self._set_timer(at, key)
+                if key in self._timers:
+                    cancel(self._timers[key])
+                agenda = self.sim.agenda
+                self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
             case commands.Greet(hello=hello):
                 self._post(hello)
             case commands.Leave():
@@ -344,7 +348,7 @@ class SimPilot:
                 beside.append(other.batch)
         [spec] = order.calls
         free_at = max(batch.free_at() for batch in beside)
-        model = library.model.engine_on(self.kind)
+        model = library.engine
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
@@ -375,16 +379,6 @@ class SimPilot:
             value=float(len(ordered.devices)),
         )  # fmt: skip
         self.handle(LibraryPrepared(number, free_disk_bytes=_ANY_BYTES))
-
-    def _pin(self, number: LibraryId, refs: Sequence[ObjectRef]) -> None:
-        here = self.machine.on_disk
-        self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
-
-    def _set_timer(self, at: float, key: str) -> None:
-        agenda = self.sim.agenda
-        if key in self._timers:
-            cancel(self._timers[key])
-        self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
 
     def _fired(self, key: str) -> None:
         self._timers.pop(key, None)

@@ -1,50 +1,15 @@
-"""Scenarios: a world, the calls that come, and the policies to compare in it. One TOML file each.
+"""Scenarios: a world, the calls that come, and the policies to compare in it, in one TOML file (docs/scenarios.md).
 
-    name = "pool"
-    about = "one line for those who choose among scenarios"
-    policies = ["default"]               shipped ones by name, one's own as "module:Class" or "path.py:Class"
-    seeds = 10                           how often each is simulated: seeds 0 to 9
-    until = "2 h"                        where a run is cut off; left out: when the last call has ended
+`[workload]` is a `stoker.manager.sim.workload`, `[world]` a `stoker.manager.sim.world`. A file is checked as a whole,
+and its world must be one in which runs can end (`stoker.manager.sim.check`).
 
-    [workload]                           `stoker.manager.sim.workload`
-    kind = "sweep"
-    context = "llm"
-    inputs = 10_000
-    items = 10
-
-    [world.devices.a10]                  `stoker.manager.sim.world`
-    memory = "24 GB"
-
-    [[world.sources]]
-    name = "backfill"
-    kind = "a10"
-    capacity = [[0, 8], [900, 4]]        blocks that may run, from these seconds on
-    max_blocks = 8
-
-    [world.contexts.llm]
-    device_memory = "7 GB"
-    load = { "" = "20 s" }               by kind of device; "" stands for all others
-    item = { "" = "0.5 s" }
-
-    [world.links]
-    shared = "2 GB/s"
-
-    [outputs]
-    plots = true
-    timeline = true
-
-A file is checked as a whole when it is read, as a site file is; and the world is one in which runs can end
-(`stoker.manager.sim.check`).
-
-`--set key=value` changes a setting before the file is read. A key is a path with dots, as the headers of the file have
-it (`world.links.shared`); in a list of tables a table goes by its name, or its place from 0
-(`world.sources.pool.capacity`). `world.` may be left out. A value is TOML; what is none is text. Step times of an
-engine are a table, or name the file that `stoker profile --json` has written.
+`--set key=value` changes a setting before the file is read. A key is a path with dots (`world.links.shared`); a table
+in a list goes by its name or its place from 0 (`world.sources.pool.capacity`). `world.` may be left out. A value is
+TOML, else text. Step times of an engine are a table, or name a file of `stoker profile --json`.
 """
 
 from __future__ import annotations
 
-import difflib
 import enum
 import json
 import math
@@ -60,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, line_of, parse_toml
+from stoker.config_errors import did_you_mean, explain, line_of, parse_toml
 from stoker.contexts.step_times import StepTimes
 from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError
@@ -134,8 +99,7 @@ def _place(tables: list[Any], part: str, text: str) -> str:
 
 def _unknown(part: str, names: Iterable[str], text: str) -> ConfigError:
     known = list(names)
-    close = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    hint = did_you_mean(part, known, cutoff=0.5, otherwise=f"there are {', '.join(known) or 'none'}")
     return ConfigError(f"--set {text}: there is no {part}; {hint}", key=part)
 
 
@@ -254,8 +218,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
         return known[str(text)]
     if path.is_dir():
         raise ConfigError(f"{text} is a folder; name the scenario's file, or one that ships: {', '.join(known)}")
-    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"shipped are {', '.join(known)}"
+    hint = did_you_mean(path.stem, known, cutoff=0.5, otherwise=f"shipped are {', '.join(known)}")
     raise ConfigError(f"{text}: no such file, and no scenario of this name; {hint}", file=str(text))
 
 
@@ -386,7 +349,9 @@ def _written(value: Any) -> str:
         case Duration():
             return f'"{_decimal(value)} s"'
         case Rate():
-            return '"unlimited"' if math.isinf(value) else f'"{_rate(value)}"'
+            if math.isinf(value):
+                return '"unlimited"'
+            return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
         case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
@@ -403,10 +368,6 @@ def _written(value: Any) -> str:
 
 def _decimal(number: float) -> str:
     return f"{Decimal(repr(float(number))):f}".removesuffix(".0")
-
-
-def _rate(rate: float) -> str:
-    return f"{_size(int(rate))}/s" if rate.is_integer() else f"{_decimal(rate)} B/s"
 
 
 def _size(size: int) -> str:

@@ -15,20 +15,20 @@ length.
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import heapq
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import BinaryIO, assert_never
+from typing import BinaryIO
 
 import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.decoding import HEAD_BYTES, not_utf8, other_format, wrong_byte
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
@@ -83,6 +83,14 @@ class TableRow:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
+    def whole_or(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
+        """Return a whole number, or `otherwise` where there is no such column."""
+        return self.whole(field, least=least, most=most) if field in self._columns else otherwise
+
+    def number_or(self, field: str, otherwise: float) -> float:
+        """Return a number, or `otherwise` where there is no such column."""
+        return self.number(field) if field in self._columns else otherwise
+
     def date(self, field: str) -> float:
         """Return a date as seconds since 1970, UTC unless it has a zone. Raises ConfigError."""
         text = self._cells[self._columns[field]].strip()
@@ -99,22 +107,24 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
     `needs`: required columns; `knows`: allowed ones (None: any). Raises ConfigError with facts `file`, `line` and
     `key`, where known.
     """
+    reader, columns = csv.reader(()), dict[str, int]()
     try:
         with open_bytes(path) as file:
             reader = csv.reader(_lines(file, path), strict=True)
-            columns: dict[str, int] | None = None
-            for cells in _rows(reader, path):
+            for cells in reader:
                 if not cells or cells == [""]:
                     continue
-                if columns is None:
+                if not columns:
                     columns = _header(path, reader.line_num, cells, needs=needs, knows=knows)
                 elif len(cells) != len(columns):
                     what = f"has {len(cells)} fields where the header has {len(columns)}"
                     raise wrong(path, reader.line_num, "", what)
                 else:
                     yield TableRow(path, reader.line_num, columns, cells)
-            if columns is None:
+            if not columns:
                 raise ConfigError(f"{show_path(path)}: the file is empty: there is not even a header", file=str(path))
+    except csv.Error as error:
+        raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
 
@@ -142,13 +152,13 @@ def open_bytes(path: Path) -> BinaryIO:
     file = path.open("rb")
     head = file.read(HEAD_BYTES)
     file.seek(0)
-    if not head.startswith(b"\x1f\x8b"):
-        if what := other_format(head):
-            file.close()
-            raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
-        return file
-    file.close()
-    return gzip.open(path, "rb")  # type: ignore[return-value]
+    if head.startswith(b"\x1f\x8b"):
+        file.close()
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if what := other_format(head):
+        file.close()
+        raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
+    return file
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
@@ -159,22 +169,13 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
             raise wrong(path, number, "", wrong_byte(error.start + 1, raw[error.start])) from None
 
 
-def _rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None  # type: ignore[attr-defined]
-
-
 def _header(
     path: Path, line: int, cells: list[str], *, needs: tuple[str, ...], knows: tuple[str, ...] | None
 ) -> dict[str, int]:
     names = [cell.strip() for cell in cells]
     for name in names:
         if knows is not None and name not in knows:
-            close = difflib.get_close_matches(name, knows, n=1, cutoff=0.6)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(knows)}"
-            raise wrong(path, line, name or "header", f"is not a column that is known; {meant}")
+            raise wrong(path, line, name or "header", f"is not a column that is known; {did_you_mean(name, knows)}")
         if names.count(name) > 1:
             raise wrong(path, line, name or "header", "stands twice in the header")
     for name in needs:
@@ -224,20 +225,9 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
 
 
 def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    names = _Names(trace)
-    match trace.format:
-        case TraceFormat.PHILLY:
-            return _philly(path, trace, names)
-        case TraceFormat.ELASTICFLOW:
-            return _elasticflow(path, trace, names)
-        case TraceFormat.AZURE_LLM:
-            return _azure_llm(path, trace, names)
-        case TraceFormat.SLINFER:
-            return _slinfer(path, trace, names)
-        case TraceFormat.CSV:
-            return _plain(path, trace, contexts)
-        case _:
-            assert_never(trace.format)
+    if trace.format is TraceFormat.CSV:
+        return _plain(path, trace, contexts)
+    return _READERS[trace.format](path, trace, _Names(trace))
 
 
 def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
@@ -349,27 +339,18 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
         if "context" in row:
             context = row.text("context")
             if contexts and context not in contexts:
-                close = difflib.get_close_matches(context, contexts, n=1, cutoff=0.6)
-                meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(contexts))}"
+                meant = did_you_mean(context, sorted(contexts))
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
             raise row.wrong("context", "neither the header has this column, nor does the scenario name a context")
-        items = row.whole("items", least=1) if "items" in row else trace.items
+        items = row.whole_or("items", trace.items, least=1)
+        bound, number, whole = 1_000_000, row.number_or, row.whole_or
         yield Arrival(
-            clock.at(row, row.number("at_s"), since_first=False),
-            context,
-            items,
-            row.whole("input_length") if "input_length" in row else 0,
-            row.whole("expected_output") if "expected_output" in row else 0,
-            row.whole("priority", least=-1_000_000, most=1_000_000) if "priority" in row else trace.priority,
-            row.number("deadline_s") if "deadline_s" in row else float(trace.deadline_s),
-            _gang(row, trace),
-            row.number("fixed_s") if "fixed_s" in row else 0.0,
-            row.whole("items_done", most=items) if "items_done" in row else 0,
-            row.whole("output") if "output" in row else 0,
-            objective,
-            shared_s=row.number("shared_s") if "shared_s" in row else 0.0,
-        )
+            clock.at(row, row.number("at_s"), since_first=False), context, items, whole("input_length", 0),
+            whole("expected_output", 0), whole("priority", trace.priority, least=-bound, most=bound),
+            number("deadline_s", float(trace.deadline_s)), _gang(row, trace), number("fixed_s", 0.0),
+            whole("items_done", 0, most=items), whole("output", 0), objective, shared_s=number("shared_s", 0.0),
+        )  # fmt: skip
 
 
 def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
@@ -448,3 +429,11 @@ def _in_function(path: Path, place: int, function: _TracedFunction, field: str, 
     return ConfigError(
         f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field
     )
+
+
+_READERS: dict[TraceFormat, Callable[[Path, Trace, _Names], Iterator[Arrival]]] = {
+    TraceFormat.PHILLY: _philly,
+    TraceFormat.ELASTICFLOW: _elasticflow,
+    TraceFormat.AZURE_LLM: _azure_llm,
+    TraceFormat.SLINFER: _slinfer,
+}

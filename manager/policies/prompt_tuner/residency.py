@@ -200,7 +200,7 @@ class WarmPools(Quiet):
         **default: Any,
     ) -> None:
         self.states = states
-        self.default = LoadWhereWanted(may_leave=self.may_leave, **default)
+        self.default = LoadWhereWanted(keeper=self, **default)
         """Decides for contexts without a pool, and how a context is loaded."""
         self.window_s = window_s
         self.reuse = reuse
@@ -213,6 +213,11 @@ class WarmPools(Quiet):
         """Cold devices, as long as libraries and pilots are unchanged."""
         self._first: dict[str, PoolJob] = {}
         """Per pool, the first job that this walk found without help."""
+
+    @property
+    def provisioning(self) -> Provisioning:
+        """The policy that knows what may still come."""
+        return self.default.provisioning
 
     # ---- asked as things happen
 
