@@ -1,17 +1,13 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
 The hottest free library (last used) comes first, so that unused ones cool down and are evicted. A library gets a
-backlog beyond its slots if calls are shorter than a round trip to the manager: up to `prefetch_s` of work. A
-library takes at most its share of the queue; one that runs dry takes calls back that another has not begun; one
-that is stuck in a long call gets no backlog (`stoker.manager.core.queues`). Short calls that arrive together go
-to one library in one frame, until the work in it is worth another frame; the busier the manager, the fuller the
-frames. Calls of a function that has not run yet, or runs long, are never prefetched.
+backlog of up to `prefetch_s` of work beyond its slots if calls are shorter than a round trip to the manager, but
+at most its share of the queue; one that runs dry takes calls back from others. Short calls that arrive together
+go to one library in one frame. Calls of a function that has not run yet, or runs long, are not prefetched.
 
 A call that cannot finish within a pilot's walltime is not sent there, and within a priority the nearest deadline
-comes first (`stoker.manager.core.deadlines`).
-
-A gang starts when enough libraries are free. Once enough are ready, those that fall free are kept for it when its
-turn has come. Until then calls for one library pass it.
+comes first (`stoker.manager.core.deadlines`). A gang starts when enough libraries are free; once enough are
+ready, free ones are kept for it when its turn has come.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""How many libraries a context has, and how long idle ones stay.
+"""How many libraries a context has, and how long idle ones stay (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time. The rest implements limits that programs set
-(`Context.limits`): `room_for_more` bounds loads; `KeepAlive` unloads idle libraries after the keep-alive of their
-context while the least number stays, and those beyond the largest number. Timers are set when a library falls
-idle, so a call costs nothing here. While gangs wait, or calls for which the core chooses a library
-(`Queue.apart`), no library is unloaded.
-
-Source: keep-alive of serverless systems (SLINFER §II-B). By default libraries stay until their room is needed
-(Pervasive Context Management §3).
+`IdleTimers` unloads any library after a fixed idle time. The rest implements limits of programs
+(`Context.limits`): `room_for_more` bounds loads, `KeepAlive` unloads idle libraries. While gangs wait, or calls
+for which the core chooses a library (`Queue.apart`), none is unloaded.
 """
 
 from __future__ import annotations

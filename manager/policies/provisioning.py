@@ -1,21 +1,16 @@
 """How many blocks of which source: the factory policies.
 
 "The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management
-§1). The opportunistic rule requests as many blocks as it may have and keeps a few pending. The demand rule
-requests what the waiting calls need to be done in a given time. The fixed rule keeps a number; the last rule
-requests a number once.
+§1). The opportunistic rule keeps a few blocks pending up to its cap; the demand rule requests what the waiting
+calls need to be done in a given time; the fixed rule keeps a number; the last one requests a number once.
 
-No block is requested that no queued call could use, except the first and the least of the site file. Pending
-blocks count as the slots that they will have. The first source that could serve a call is asked; if its blocks
-wait longer than `late_s`, the next one is asked as well.
+Beyond the first and the least blocks of the site file, no block is requested that no queued call could use. If
+the blocks of the first suitable source wait longer than `late_s`, the next one is asked as well. A source that
+fails is asked again after a pause that doubles; after `give_up` failures (twice that if it has brought pilots)
+waiting calls fail with the reason.
 
-A source whose blocks are refused or bring no pilot is asked again after a pause that doubles (`backoff_s`). After
-`give_up` failures (twice that if it has brought pilots) with nothing else coming, waiting calls fail with the
-reason. Pilots that die young cause shorter pauses.
-
-Blocks are released after `idle_s` without work, emptiest first, and only while no waiting call could use them. A
-pending block is withdrawn when for `WITHDRAW_S` there were more than waiting calls could use, by the least
-surplus of that time. Blocks that were requested before the first call stay for `idle_s`.
+Blocks are released after `idle_s` without work, emptiest first, while no waiting call could use them. Pending
+blocks are withdrawn when there were too many for `WITHDRAW_S`.
 """
 
 from __future__ import annotations
@@ -203,7 +198,6 @@ class KeepBlocks(Quiet):
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
 
     def _withdraw(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
-        """Withdraw pending blocks that no call has needed for a while."""
         rule = source.source
         if useful:
             self._has_served.add(rule.name)

@@ -2,18 +2,12 @@
 needed.
 
 A context is loaded on one more device while its calls would wait longer for the present and loading libraries
-than a load takes. Before a run is measured, and behind calls that run far longer than usual (`core.queues`), the
-wait counts as endless. Contexts share a device while their memory fits. A context takes what it declares, else
-what was measured, else all that is free but a corner for calls without a context; the excess is returned once
-measured.
+than a load takes. Before a run is measured the wait counts as endless. A context takes what it declares, else
+what was measured, else all that is free but a corner for calls without a context.
 
-If nothing fits, just enough idle libraries on one device are evicted, least recently used first, and the load
-waits for their memory. If none is idle, a context without libraries that has waited for `patience_s` gets a
-device from the context with the most libraries. The paper has no such rule; without it a long queue would starve
-others.
-
-Programs may limit libraries and keep-alive (`keep_alive`). Failed loads are probed (`where_to_load`). Libraries
-of a disconnected pilot count for `cut_s` more.
+If nothing fits, just enough idle libraries on one device are evicted, least recently used first. If none is idle,
+a context without libraries that has waited for `patience_s` gets a device from the context with the most
+libraries. The paper has no such rule; without it a long queue would starve others.
 """
 
 from __future__ import annotations
@@ -291,7 +285,6 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
 
 
 def _kept(context: Context) -> int:
-    """Count waiting calls for which a library is reserved (`stoker.manager.core.retries`)."""
     reserved = (library.pilot.reserved for library in context.libraries.values())
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 

@@ -1,10 +1,9 @@
 """Which devices suit a context, how much it takes there, and where a failed load is tried again. Only this file
 decides that.
 
-After a failed load a context is *probed*: one library at a time, until a load works or the core gives the context
-up. Pilots with the fewest failures come first. A pilot with `GIVE_UP_ON_PILOT` failures is left alone, unless the
-context has no library and no other pilot. A pilot that lacks what a load needs (a full disk) is left alone for a
-while (`stoker.manager.core.blame`), and so is one whose walltime ends too soon (`stoker.manager.core.deadlines`).
+After a failed load a context is *probed*: one library at a time, on pilots with the fewest failures, until a load
+works or the core gives up. Pilots that lack what a load needs, or end too soon, are left alone
+(`stoker.manager.core.blame`, `stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A simulated batch system, and the factory that talks to it.
 
-A block waits for a time of its own, then for capacity, first come first served. Capacity follows the scenario;
-when it shrinks, running blocks are preempted without notice. A block also ends at its walltime and when its
-pilots have left. The manager hears of this with the delay of a factory that polls; of a broken connection it
-hears at once, and it gives the pilot up a moment later, as the live shell does.
-
-Left out: fair share, backfill and other queueing rules. Their effect is in the capacity and the wait.
+A block waits for a time of its own, then for capacity, first come first served. When capacity shrinks, running
+blocks are preempted without notice. The manager hears of this with the delay of a factory that polls, and of a
+broken connection at once. Left out: fair share, backfill and other queueing rules; their effect is in the
+capacity and the wait.
 """
 
 from __future__ import annotations

@@ -77,7 +77,6 @@ class _VirtualBatch:
                 raise ValueError(why)
 
     def goes_on(self) -> bool:
-        """Add requests that have arrived; False once all have ended."""
         while self._coming and self._requests[self._coming[-1]].at <= self._now:
             number = self._coming.pop()
             one = self._requests[number]
@@ -85,18 +84,15 @@ class _VirtualBatch:
         return len(self.ended_at) < len(self._requests)
 
     def wait(self) -> None:
-        """Advance to the next arrival."""
         self._now = self._requests[self._coming[-1]].at
 
     def seconds(self, step: Step) -> float:
-        """Return the seconds of a step."""
         if not step.prefill:
             return self._model.step_s(prefill=False, tokens=len(step.requests), length=self.batch.decode_length(step))
         length = attended(list(zip(step.starts, step.tokens, strict=True)))
         return self._model.step_s(prefill=True, tokens=sum(step.tokens), length=length)
 
     def did(self, step: Step, seconds: float) -> None:
-        """End a step after `seconds`."""
         self._now += seconds
         ended = []
         for number, count in zip(step.requests, step.tokens, strict=True):

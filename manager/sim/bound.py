@@ -1,34 +1,27 @@
-"""A clairvoyant lower bound on the end of a scenario's calls, whatever the policy.
-
-Each reason below holds for every policy, so the largest bound counts.
+"""A clairvoyant lower bound on the end of a scenario's calls: the largest of several, each valid for every policy.
 
 *One call.* Its context must be known (its first call has arrived), a pilot must have started, fetched the files and
 loaded the context; then the call runs on the best device.
 
-*All calls.* Devices are useful from the end of their cheapest first load. Calls that arrive after r are done after r,
-so for each arrival time r the devices need time for all that arrives from r on.
+*All calls.* For each arrival time r the devices need time for all calls that arrive from r on.
 
-- Sharing calls among different devices is a linear program. By weak duality any prices for device time give a bound:
-  each call costs at least its cheapest price, all devices together earn the rest. Prices in proportion to the speeds of
-  the kinds for each context are tried, and the scenario's own speeds.
-- A library of several devices takes them all, and so do its calls.
-- A call to an engine takes its part of each step; a step of a full batch is cheapest.
-- Calls on a device share what it computes (`stoker.manager.sim.device`).
-- Loads take memory from a library's start to its end. How many fit at once is a packing problem, bounded by the dual
-  feasible functions of Fekete and Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical
-  Programming 91, 2001): where k + 1 libraries do not fit, each takes a k-th of the device.
-- With a walltime, the time before a block is useful is lost again and again.
-- Contexts of lower awareness are loaded for each call, those of full awareness once on each device.
+- Sharing calls among devices is a linear program. By weak duality any prices for device time give a bound: each call
+  costs at least its cheapest price. Prices by the speeds of the kinds for each context, and by the scenario's speeds,
+  are tried.
+- A library takes all its devices; a step of a full batch is the cheapest; calls share a device's speed (`device`).
+- Loaded libraries take memory. How many fit is a packing problem, bounded by the dual feasible functions of Fekete and
+  Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001).
+- Contexts of lower awareness are loaded for each call, those of full awareness once on each device. With a walltime,
+  the time before a block is useful is lost again and again.
 
 *The shared storage.* Contexts without awareness read their files for each call.
 
-*Capacity.* A block is useful at t only if it has run since t - s, where s is the least time from its start to its first
-call. So the useful blocks are at most the least capacity within [t - s, t], whichever blocks were preempted. With a
-walltime w, a block of length l <= w is useful for at most l - s <= l (w - s) / w.
+*Capacity.* A block is useful at t only if it has run since t - s, where s is the least time to its first call. So the
+useful blocks are at most the least capacity within [t - s, t]. With a walltime w, a block of length l <= w is useful
+for at most l (w - s) / w.
 
-Runs end earlier only where calls fail or are dropped. For gangs and worlds with checkpoints the bound is 0. It leaves
-out messages, polling, drains, reruns, contention of flows and warm-up, and takes the luckiest waits, boots and loads.
-Calls may be split, as they may be evicted with their progress; steps count the agenda's rounding.
+For gangs and worlds with checkpoints the bound is 0. It leaves out messages, polling, drains, reruns, contention and
+warm-up, and takes the luckiest waits, boots and loads. Calls may be split, as they may be evicted with their progress.
 """
 
 from __future__ import annotations
@@ -346,14 +339,12 @@ class _Case:
             self.of.setdefault(place.context, []).append(place)
 
     def one_call(self) -> float:
-        """Bound by the call that ends last, alone."""
         return max(
             min(max(call.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.context])
             for call in self.calls
         )
 
     def storage(self) -> float:
-        """Bound by the files that are read for each call."""
         sizes, operations, links = 0.0, 0.0, self.world.links
         for call in self.calls:
             model = self.world.contexts[call.context]

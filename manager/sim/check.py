@@ -148,7 +148,6 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
 
 
 def _parts(world: World) -> _Problems:
-    """Parts that are missing or do not fit together."""
     if not world.sources:
         yield (), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
     if not world.contexts:
@@ -197,7 +196,6 @@ def _engines(world: World) -> _Problems:
 
 
 def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
-    """Calls that could never run."""
     for name in wanted:
         if name not in world.contexts:
             yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
@@ -210,7 +208,6 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
 
 
 def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
-    """Why no source has the devices for a context."""
     model = world.contexts[name]
     if suited := [source.devices for source in sources if _suits(world, model, source)]:
         return (
@@ -249,7 +246,6 @@ def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until
 
 
 def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
-    """Yield sources with devices that can hold a context."""
     for source in world.sources:
         if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
             yield source

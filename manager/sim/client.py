@@ -100,7 +100,6 @@ class SimClient:
             self._sim.agenda.at(self._next.at_s + self._gathers_s, self._submit)
 
     def _submit(self) -> None:
-        """Submit everything that has arrived in one frame."""
         now, arrived = self._sim.agenda.now, list[Arrival]()
         while self._next is not None and round(self._next.at_s, 6) <= now:
             arrived.append(self._next)

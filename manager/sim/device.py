@@ -1,15 +1,12 @@
 """Simulated devices: how fast calls on them run, and the turns of engines.
 
-Call times are those of a device that does nothing else than `slots` says: of two slots each call takes half of
-the device. While no more is wanted than there is, each call runs at full speed. Otherwise all calls on the device
-slow down alike (processor sharing, which time slices between the kernels of several processes approximate). A
-call on several devices runs at the speed of the slowest and waits at a barrier on the others.
+While no more is wanted than a device has, each call runs at full speed; otherwise all calls on it slow down alike
+(processor sharing). A call on several devices runs at the speed of the slowest and waits at a barrier on the
+others. Engines take turns by the function that every pilot runs (`stoker.pilot.core`): one step, or several while
+no other engine asks.
 
-Engines take turns by the function that every pilot runs (`stoker.pilot.core`): a turn is one step, or several
-while no other engine asks. Calls without an engine take no turns.
-
-Left out: loads, which links and hosts limit; contention for caches and memory bandwidth; computation that gets
-cheaper together (a context says that with its slots).
+Left out: loads, contention for caches and memory bandwidth, and computation that gets cheaper together (a context
+says that with its slots).
 """
 
 from __future__ import annotations

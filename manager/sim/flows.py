@@ -1,11 +1,9 @@
 """Bytes in transit: every flow gets its max-min fair share of the links that it crosses.
 
-TCP and file servers approximate fair sharing. A link's capacity is shared equally by its flows; what a flow that
-is limited elsewhere leaves is shared by the others: progressive filling (Bertsekas and Gallager, "Data Networks",
-§6.5.2). Left out: round trips, slow start, packets.
-
-A transfer may have several paths; each is a flow, and the remaining bytes are common. Shares change only when a
-transfer starts, ends or gets other paths. They are computed once per moment, for affected links alone.
+A link's capacity is shared equally by its flows; what a flow that is limited elsewhere leaves is shared by the
+others: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Left out: round trips, slow start,
+packets. A transfer may have several paths; each is a flow, and the remaining bytes are common. Shares are
+computed once per moment, for affected links alone.
 """
 
 from __future__ import annotations
@@ -115,7 +113,6 @@ class Network:
             self._agenda.after(0.0, self._share)
 
     def _share(self) -> None:
-        """Compute the shares of all flows that a change can affect."""
         self._planned = False
         touched, self._touched = self._touched, {}
         flows: dict[_Flow, None] = {}
@@ -177,7 +174,6 @@ class Network:
 
 
 def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
-    """Raise all rates together until each crosses a full link."""
     for flow in flows:
         flow.rate = -1.0
     left = {link: link.rate for link in links}

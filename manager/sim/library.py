@@ -218,7 +218,6 @@ class SimLibrary:
         return float(self.model.resize_s) * moved / _GB
 
     def _resize(self) -> None:
-        """Take the next size. An engine pauses meanwhile; other calls slow down."""
         size = self._resizes[0]
         if size < self.model.device_memory_bytes:
             self._resized(_REFUSED)
@@ -250,7 +249,6 @@ class SimLibrary:
         self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
 
     def _evict(self, call: CallId) -> None:
-        """Checkpoint and stop a running call; give a waiting one back."""
         run = self.running.pop(call, None)
         if run is None:
             if self.turns.drop([call]):

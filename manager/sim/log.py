@@ -400,14 +400,12 @@ class _Times:
         self._counts: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
-        """Add a time."""
         new = self.new
         new.append(seconds)
         if len(new) >= _AT_ONCE:
             self._sort()
 
     def counts(self) -> list[tuple[float, int]]:
-        """Return the middle of each class in seconds and its count."""
         self._sort()
         none = round(math.log(_SHORTEST_S) * _CLASSES)
         return [

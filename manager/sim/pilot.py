@@ -1,11 +1,11 @@
 """A simulated pilot: the core that every pilot runs (`stoker.pilot.core`) in a shell of virtual time.
 
-The shell makes processes (`SimLibrary`), fetches objects (`Fetching`), and carries messages to the manager. Left
-out: heartbeats, acknowledgements (no frame is lost), limits of memory and time, and everything inside a call.
+Left out: heartbeats, acknowledgements (no frame is lost), limits of memory and time, and everything inside a
+call.
 
-Objects move along the paths that the manager plans. It may name pilots that still fetch the object; they pass on parts
-as they come. An object is a fluid here, and a giver may have sent more than it has. So a fetch with all bytes completes
-only when one of its givers has the whole object. If a giver is lost before, the bytes that it lacked must come from
+Objects move along the paths that the manager plans. Pilots that still fetch an object pass on parts as they come.
+An object is a fluid here, and a giver may have sent more than it has, so a fetch with all bytes completes only
+when one of its givers has the whole object. If a giver is lost before, the bytes that it lacked must come from
 elsewhere.
 """
 

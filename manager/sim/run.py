@@ -207,7 +207,6 @@ class Simulation:
             # Everything else is for a shell: files to write.
 
     def _advise(self, recipe: RecipeKey) -> None:
-        """Answer with the measured step times of a context's engines (`stoker profile`)."""
         by_kind = {
             kind: ContextAdvice(steps=engine.times)
             for kind, engine in self.world.contexts[recipe].engine.items()

@@ -1,17 +1,13 @@
 """Simulated runs of calls, on one library or on a gang that begins, proceeds and ends together.
 
-A call has a head (what its context takes for each call, and `fixed_s`), work that members share (`shared_s`), and
-items. On a gang of n libraries the members must meet first:
-
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-where e is the share of a linear speedup that each doubling keeps (`ContextModel.gang_efficiency`). Prompt tuning scales
-so (PromptTuner, §2.2). All members take as long as the slowest. A checkpoint holds the done share of the head and the
-items; the call resumes on a gang of any size, on any kind of device, and meets again.
+The head is `fixed_s` and what the context takes for each call; e is the share of a linear speedup that each doubling
+keeps (`ContextModel.gang_efficiency`). Prompt tuning scales so (PromptTuner, §2.2). All members take as long as the
+slowest. A checkpoint holds the done share of the head and the items; the call resumes on a gang of any size.
 
 A member whose turn has come waits in its slot for the others; then all are one piece of work on all their devices
-(`stoker.manager.sim.device`). When one is lost, the others stop until the manager tells them. Left out: that they
-notice by themselves, often sooner.
+(`stoker.manager.sim.device`). When one is lost, the others stop until the manager tells them.
 """
 
 from __future__ import annotations

@@ -180,7 +180,6 @@ class ServedBatch:
             self._reschedule()
 
     def _reschedule(self) -> None:
-        """End the current work earlier if fewer steps belong to it."""
         work = self._work
         if work is not None and self.engine.ends_at < work.began_at + work.seconds - TICK_S:
             self._library.devices[0].shorten(work, max(0.0, self.engine.ends_at - work.began_at))

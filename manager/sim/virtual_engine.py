@@ -1,12 +1,9 @@
-"""An engine in virtual time: the batch of a real one, and the time of each step.
+"""An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times
+(`stoker.contexts.step_times`).
 
-The rules are the engine's own (`stoker.contexts.batching`), the seconds come from a measured table
-(`stoker.contexts.step_times`). The caller says when a step may begin and reports its end.
-
-Most steps repeat: the same requests write one more token each. Such a *burst* (`RunningBatch.repeats`) is decided
-once, and an engine with its devices for itself computes it as one piece of work. When a request joins or leaves,
-or another engine wants the device, the burst is cut after the current step. Steps and times equal those decided
-one by one.
+Most steps repeat: the same requests write one more token each. Such a *burst* is decided once, and an engine with
+its devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants
+the device, the burst is cut after the current step. Steps and times equal those decided one by one.
 """
 
 from __future__ import annotations
@@ -74,7 +71,6 @@ class VirtualEngine:
         """Per request at burst start: next-token due time, interval after it."""
 
     def __len__(self) -> int:
-        """Requests."""
         return len(self.batch)
 
     @property

@@ -1,20 +1,15 @@
-"""Which calls come, and when: synthetic load, and what a scenario says of a recorded one.
+"""Which calls come, and when: synthetic load, and what a scenario says of recorded calls (`study.traces`).
 
 Draws depend on the seed and the call's number alone (`stoker.chance`), so every policy gets the same calls.
 
-- *sweep*: everything arrives at the start, as in the evaluation of Pervasive Context Management.
-- *constant*: equal gaps.
-- *poisson*: exponential gaps.
 - *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time (MMPP-2; Fischer
   and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2), 1993). It
   begins in the stationary distribution. After a jump the gap is drawn anew: exponential gaps have no memory.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, "Simulation of
   nonhomogeneous Poisson processes by thinning", Naval Research Logistics Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so another machine's logarithm gives the same sums. Contexts of one `family` with
-a `longest_input` are the runtimes of one model (`stoker.contexts.encoder_runtimes`); a workload names the family, and
-each call gets the shortest runtime that is long enough, with the longer ones as variants. Trace files are read in
-`stoker.manager.study.traces`.
+Times are added in whole nanoseconds, so another machine's logarithm gives the same sums. Contexts of one `family` are
+runtimes of one model: each call gets the shortest that is long enough, with the longer ones as variants.
 """
 
 from __future__ import annotations
@@ -293,7 +288,6 @@ class _Dress:
         self._up_to = tuple(accumulate(weights.values()))
 
     def call(self, number: int, *, at_s: float, items: int) -> Arrival:
-        """Return the call of this number."""
         of = self._of
         return Arrival(
             at_s,
@@ -320,7 +314,6 @@ def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
 
 
 def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterator[int]:
-    """Yield arrival times in nanoseconds without end."""
     gaps = Stream(seed, "arrivals/gaps")
     match workload:
         case Constant(rate_per_s=rate):

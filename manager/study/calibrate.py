@@ -1,18 +1,12 @@
 """A live session as a simulated world, from measurements.
 
-The journal holds messages to the manager only. It is replayed through the core, whose commands tell which library was
-loaded where and which call was sent where. `compare` simulates the same policies in that world and reports how far the
-makespan is off.
+The journal is replayed through the core, whose commands tell which library was loaded where and which call was
+sent where. Pilots: their number at each moment, one source per kind of node. Loads: the mean from the order to
+its end, by kind of device. Calls: the mean run; with different numbers of items, a fixed part and one an item
+(least squares); the extra time of a library's first call is its warm-up. Time between two calls of a library is
+its own if the next call was already there; else the rest is two messages.
 
-- *Pilots*: the capacity of the batch system is the number of pilots at each moment, one source per kind of node.
-- *Loads*: by kind of device, the mean from the order to the message of the end; `cv` is the spread.
-- *Calls*: by kind of device, the mean run; with different numbers of items, a fixed part and one an item (least
-  squares). The extra time of a library's first call is its warm-up.
-- *Between two calls* of a library: if the next call was already there, the time is the library's own and is added to
-  each call. If it was sent afterwards, the rest is two messages.
-
-Left out: links, so loads that shared a file system stay as slow as they were. Calls arrive when they arrived, so a
-program that submits on results (`stoker.map`, dependencies) is never ahead.
+Left out: links. Calls arrive when they arrived, so a program that submits on results is never ahead.
 """
 
 from __future__ import annotations
@@ -441,7 +435,6 @@ def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:
 
 
 def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
-    """Return the slower items of a fresh library, and their extra seconds."""
     if not firsts:
         return 0, 0.0
     more_s = fmean(run.run_s - _expected(run, fits) for run in firsts)

@@ -76,7 +76,6 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
 
 
 def _numbers(column: array[Any], type: str) -> Any:
-    """Return a column without a copy if it has the type already."""
     import pyarrow as pa
 
     whole = pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)])
@@ -156,7 +155,6 @@ class _Span:
         self.items = 0.0
 
     def follows(self, began_at: float) -> bool:
-        """True if a call that begins at `began_at` follows without a gap."""
         gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
         return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
 
@@ -178,7 +176,6 @@ class _LibraryRows:
         self.spans: dict[int, _Span] = {}
 
     def free_row(self) -> int | None:
-        """Return a row on which nothing runs."""
         taken = {row for row, _, _ in self.busy.values()}
         return next((row for row in self.rows if row not in taken), None)
 
@@ -374,7 +371,6 @@ def _name(kind: str, name: str, *, pid: int, tid: int = 0) -> Event:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open for writing; gzipped by its name, without the time."""
     with path.open("wb") as file:
         if path.suffix != ".gz":
             yield file

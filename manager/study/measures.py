@@ -1,9 +1,8 @@
 """Curves and sums of a run from its event log, in one pass.
 
-Times are seconds of virtual time. A call waits from its arrival to its first begin, or to the end of the run;
-calls of a lost library wait again and count in the queue, but not in the waits. If an end is lost with its pilot,
-the first end counts and the second is lost work. Work before a checkpoint is not lost. A call of a gang is one
-call; the seconds of all members count, on each device.
+A call waits from its arrival to its first begin, or to the end of the run; calls of a lost library wait again and
+count in the queue, but not in the waits. The first end of a call counts, a second is lost work. Work before a
+checkpoint is not lost. The seconds of all members of a gang count, on each device.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """When a run would end, what it would take, and with how many pilots of which walltime: asked of the simulator
 before anything is submitted.
 
-The world comes from measurements (`evidence`) and the site's rules for blocks and walltime. A seed decides queue
-waits, spreads, lost pilots, and the error of each measured mean (its standard error), so the range over seeds is
-wide where little was measured.
-
-A source gives as many blocks as the site file allows; a lost pilot is a dip of one second in the capacity. Many
-calls are simulated as fewer longer ones: at least `CALLS` in all, `CALLS_A_DEVICE` a device and
-`CALLS_A_WALLTIME` in a walltime; this affects only the spread at the end.
+The world comes from measurements (`evidence`) and the site's rules. A seed decides queue waits, spreads, lost
+pilots, and the error of each measured mean, so the range over seeds is wide where little was measured. Many calls
+are simulated as fewer longer ones.
 
 Left out: other users' load, time of day, links, and that short jobs start sooner. Contexts serve one call at a
-time. The policies are the site's.
+time.
 """
 
 from __future__ import annotations
@@ -149,7 +145,6 @@ def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) 
 def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
-    """Return the end of the last call, and the device-seconds."""
     source = source_of(site, kept=False)
     run = _off(evidence.run, Stream(seed, "plan/run"))
     load = _off(evidence.load, Stream(seed, "plan/load"))
@@ -204,12 +199,10 @@ def _policies(site: Site, alone_s: float) -> Policies:
 
 
 def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
-    """Return a time with a random error of its mean."""
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 
 
 def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> tuple[tuple[float, int], ...]:
-    """Return the capacity with a dip for each lost block."""
     steps: list[tuple[float, int]] = [(0.0, blocks)]
     if not lost_per_s:
         return tuple(steps)

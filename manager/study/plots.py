@@ -176,7 +176,6 @@ def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
 def _distribution(
     axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str
 ) -> None:  # fmt: skip
-    """Draw the mean over the seeds of each share's time."""
     lines = []
     for label, of_policy, look in _styled_runs(runs):
         known = [times_of(run) for run in of_policy if times_of(run)]

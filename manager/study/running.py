@@ -268,7 +268,6 @@ class StallWatch:
         self._still = 0
 
     def __call__(self, now_s: float, ended: int) -> None:
-        """Take the time and ended calls. Raises SimulationError."""
         if ended != self._ended:
             self._ended, self._since_s = ended, now_s
         if now_s - self._since_s > STUCK_S:

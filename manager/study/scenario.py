@@ -274,7 +274,6 @@ def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: st
 
 
 def _refused(problem: str, path: tuple[str, ...], made: Sequence[Override], *, text: str, file: str) -> ConfigError:
-    """Return an error that names the `--set` or the line to fix."""
     line, key = line_of(path, text), path[-1]
     for change in reversed(made):
         if change.path[: len(path)] == path or path[: len(change.path)] == change.path:

@@ -1,11 +1,9 @@
 """Means with 95 % intervals over few seeds, and quantiles.
 
-Seeds are independent, so a mean of n runs has Student's t interval with n - 1 degrees of freedom. For whole
-degrees t's distribution function is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions",
-26.7.3 and 26.7.4), inverted here by bisection; scipy is not needed.
-
-Two policies see the same world under one seed (`stoker.chance`), so compare them by the interval of their
-difference, seed by seed (common random numbers; Law, "Simulation Modeling and Analysis").
+A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For whole degrees t's
+distribution function is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
+26.7.4), inverted here by bisection. Policies are compared by their difference seed by seed (common random
+numbers; Law, "Simulation Modeling and Analysis").
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """Recorded workloads as calls: CSV and JSON files, plain or gzipped.
 
-Rows become calls as they are read. Times count from the first row in formats with dates or an own clock (Philly,
-ElasticFlow, Azure). A row before the one above it is refused; only the published Philly trace, which has no
-order, is read whole and sorted.
-
-- Jobs (Philly, ElasticFlow) name no context and no calls: a job on n GPUs becomes n independent calls of its
-length.
-
-- Requests (Azure, SLINFER) are one item each. Policies know the input's length; the output's is the engine's.
-
-- Philly's local times have no offset and are taken as they are.
+Times count from the first row in formats with dates or an own clock. A row before the one above it is refused;
+only the published Philly trace, which has no order, is read whole and sorted. A job on n GPUs (Philly,
+ElasticFlow) becomes n independent calls of its length. A request (Azure, SLINFER) is one item; policies know its
+input's length only.
 """
 
 from __future__ import annotations
@@ -252,14 +246,12 @@ class _Names:
         self._known = dict(trace.contexts)
 
     def context(self, name: str) -> str | None:
-        """Return the context of a name; None if the scenario gives none."""
         known = self._known.get(name)
         if known is None and self._turns is not None:
             known = self._known[name] = next(self._turns)
         return known
 
     def of(self, row: TableRow, field: str) -> str:
-        """Return the context of a row's field. Raises ConfigError."""
         name = row.text(field)
         context = self.context(name)
         if context is None:
@@ -276,7 +268,6 @@ class _Clock:
         self._last = -math.inf
 
     def at(self, row: TableRow, time_s: float, *, since_first: bool = True) -> float:
-        """Return when a row comes."""
         if time_s < self._last:
             raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
         self._last = time_s

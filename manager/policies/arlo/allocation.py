@@ -1,16 +1,13 @@
 """Devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
-A *runtime* is the model compiled for one length; runtimes are ordered by length. In one period runtime `i`
-receives `requests` (Q_i), and one instance answers at most `capacity` (M_i) of them in time. Requests above that
-are demoted to the next longer runtime (eqs 4, 5). The solver minimizes the sum of latencies (eq. 1) over all ways
-to assign exactly `devices` (eq. 2) in which each runtime has the instances that its own requests fill (eq. 3) and
-the longest runtime has at least one (eq. 7).
+A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one
+instance answers at most `capacity` (M_i) of them in time; the rest is demoted to the next longer runtime (eqs 4,
+5). The solver minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2) in which
+each runtime has the instances that its own requests fill (eq. 3) and the longest one has at least one (eq. 7).
 
-The search visits the runtimes in order. A node holds the devices used, the requests demoted and the cost so far;
-a node with the same devices, no fewer demoted requests and no less cost is dominated and dropped. The remaining
-cost is bounded from below by the same problem with the cheapest demotion and the convex hull of each runtime's
-cost; nodes whose bound exceeds the best known answer are pruned. Both steps keep an optimum. A beam search finds
-a good answer first.
+The search visits the runtimes in order of length. Dominated nodes are dropped. The remaining cost is bounded from
+below by the cheapest demotion and the convex hull of each runtime's cost; nodes whose bound exceeds the best
+known answer are pruned. Both steps keep an optimum. A beam search finds a good answer first.
 """
 
 from __future__ import annotations
@@ -142,7 +139,6 @@ class _AllocationSearch:
         self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
-        """Run the beam search, then the whole search below its answer."""
         found = self._better(self._greedy(), width=_NARROW)
         best = self._better(found, width=None)
         return Allocation(self._instances(best), best.cost)

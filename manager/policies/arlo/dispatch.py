@@ -1,12 +1,9 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over the libraries of a family.
 
-A level is a runtime with libraries; its head is the least loaded library. A call goes to the first of its levels
-whose head is less congested than the threshold. The threshold falls from level to level, because longer calls
-have no other level. If all are congested, the shortest level takes the call while its head can still answer in
-time. Otherwise the paper queues the call there; here it waits in the manager for the first library with room.
-
-A library with an empty queue also takes calls of shorter runtimes by the same thresholds, and at any load if the
-ideal runtime has no library. Contexts outside a family are served as by default.
+A level is a runtime with libraries; its head is the least loaded one. A call goes to the first of its levels
+whose head is below a threshold, which falls from level to level because longer calls have no other level. If all
+are congested, the shortest level takes the call while its head can still answer in time. Otherwise it waits in
+the manager for the first library with room, which the paper leaves to the queue of that level.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Which runtimes live on which device: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` (120 s, §5) equations 1 to 7 (`allocation`) assign the devices of a family to its runtimes, by
-the lengths of recent calls. A new family is allocated at once and again after 5 s; the interval then doubles. The
-plan is carried out in small steps: first load free devices with what is missing, or with the longest runtime
-(§4); then replace surplus libraries one by one, least busy first, with at most a tenth of the devices out of
-service. The last library of the longest runtime stays.
-
-A device holds one runtime of a family (§3.3: co-location interferes). A runtime whose loads fail is left out.
-Contexts outside a family are loaded as by default.
+Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of
+recent calls. A new family is allocated at once and again after 5 s; the interval then doubles. Free devices get
+what is missing, or the longest runtime (§4). Surplus libraries are replaced one by one, least busy first, with at
+most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location interferes).
 """
 
 from __future__ import annotations

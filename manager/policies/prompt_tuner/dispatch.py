@@ -1,12 +1,9 @@
 """PromptTuner's dispatch (§4.4.1): every 50 ms, which waiting jobs start, and on how many warm replicas.
 
-A gang is sent to all of its libraries at once, so two gangs cannot wait for each other. The hottest libraries are
-taken, on few pilots. A job that cannot finish within a pilot's walltime is not sent there.
-
-`together` is the warm allocator of §6.3. Without it (an ablation) each replica of a job takes an idle device when
-it can and waits for the others. A late job keeps what it took, and begins when it has as many as it wanted last.
-To prevent a deadlock, the late job with the nearest deadline begins on what it holds once all replicas of a pool
-are held and none is loading.
+A gang is sent to all of its libraries at once, so two gangs cannot wait for each other. `together` is the warm
+allocator of §6.3. Without it (an ablation) each replica of a job takes an idle device when it can and waits for
+the others; once all replicas of a pool are held and none is loading, the late job with the nearest deadline
+begins on what it holds.
 """
 
 from __future__ import annotations

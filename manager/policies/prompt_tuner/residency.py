@@ -1,26 +1,14 @@
 """PromptTuner's residency (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are released.
 
 A walk through all queues (Algorithm 2) says which jobs need more replicas than their pools will have in time.
-These are loaded on *cold* devices, which hold nothing. Replicas ordered for a job are its own until it starts.
-Lost ones (a failed load, a lost pilot) are ordered again while that helps; else the job is looked at anew.
+These are loaded on *cold* devices, which hold nothing, and belong to their job until it starts. Lost ones are
+ordered again while that helps. A replica that is unused for `window_s` is unloaded, unless a job waits in its
+pool.
 
-A replica that is unused for `window_s` is unloaded, unless a job waits in its pool.
-
-Beyond the paper:
-
-- Late jobs get what is idle. If their context has no replicas, they get the fewest that they can run on. Jobs
-without deadlines get more by the default rules once no job with a deadline waits.
-
-- Idle libraries of contexts without a pool make room at once.
-
-- The context that has longest lacked replicas to run at all is first in line for devices. After `patience_s` it
-may also take idle replicas of pools that lack nothing for as long, and share a device; a context without any
-replica gets one from the context with the most, as by default. Without this order two gangs would keep what the
-other waits for.
-
-- `early` unloads idle replicas at once for jobs of other models that miss their deadlines.
-
-`reuse = False` (an ablation): a library serves one call.
+Beyond the paper: late jobs get what is idle, or the fewest replicas that they can run on; jobs without deadlines
+follow by the default rules. Idle libraries without a pool make room at once. The context that has longest lacked
+replicas to run at all is first in line: after `patience_s` it may take idle replicas of other pools and share a
+device. Without this order two gangs would keep what the other waits for.
 """
 
 from __future__ import annotations
@@ -41,6 +29,7 @@ from stoker.manager.core.seams import (
     FailWaiting,
     Forecast,
     Load,
+    Provisioning,
     Timer,
     Unload,
     View,
@@ -382,7 +371,6 @@ class WarmPools(Quiet):
         return self.default.worth_loading(context, alive)
 
     def _alive(self, view: View, state: PoolState, *, most: int) -> int:
-        """Count replicas that are ready or loading, up to `most`."""
         alive = (
             library
             for library in state.context.libraries.values()

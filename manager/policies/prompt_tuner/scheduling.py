@@ -1,34 +1,27 @@
 """How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic over times.
 
 Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: devices that hold
-nothing. A job on several replicas is done sooner. `dispatch` and `residency` act on two answers:
-
-- `allot` (Algorithm 1): which waiting jobs start now on idle warm replicas, and on how many each?
-- `Walk` (Algorithm 2, with DelaySchedulable): which devices are warmed, for which jobs? A job that can wait for devices
-  of running jobs gets none. The walk also forecasts when each job ends.
+nothing. `allot` (Algorithm 1) says which waiting jobs start now on idle warm replicas, and on how many. `Walk`
+(Algorithm 2, with DelaySchedulable) says which devices are warmed for which jobs, and when each job ends; a job that
+can wait for devices of running jobs gets none.
 
 Differences from the printed algorithms:
 
 - A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
-- Algorithm 1 grows while `A <= R`, so it gives up to R + 1 devices. Here never more than there are, nor more than the
-  job's own maximum.
-- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on devices that no delayed job
-  counts on, with as few replicas as they can.
+- Algorithm 1 grows while `A <= R`, up to R + 1 devices. Here never more than there are, nor than the job's maximum.
+- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on as few replicas as they can.
 - Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it grows while the deadline is missed and
-  cold devices are left; all models share one count.
-- Line 19 notes durations, line 26 reads points in time. Here devices that are loading become free at
-  now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`) until it starts, and so do the idle
-  ones that run with them.
-- DelaySchedulable: `k` may be all devices of the pool, no job gets a device before now, and all k devices are taken
-  until the job ends.
-- Only what idle devices do not cover is ordered.
-- A delay binds no job: reservations are made anew in each round, by deadline, and trust the bounds of run times.
+  cold devices are left.
+- Line 19 notes durations, line 26 reads points in time. Here loading devices become free at now + T_cold + T(A), and
+  belong to the job that they were ordered for (`Promise`) until it starts, with the idle ones that it needs.
+- DelaySchedulable: `k` may be all devices of the pool, and all k devices are taken until the job ends.
+- Only what idle devices do not cover is ordered. A delay binds no job: reservations are made anew in each round.
 - A model's first job measures: it gets the fewest replicas that it can run on, at once.
 
-A round over thousands of jobs costs what changed. A job's *need* is the least number of replicas with which it would be
-in time if it began now. It only grows, so `JobQueue` keeps jobs in rows by need, each ordered by deadline, and a heap
-of latest starts says which job moves next. `allot` reads the heads of the rows; a walk continues where it stopped in
-the last round. Times are in seconds on the manager's clock. A replica may be several devices.
+A round costs what changed. A job's *need* is the least number of replicas with which it would be in time if it began
+now. It only grows, so `JobQueue` keeps rows of jobs by need, each ordered by deadline, and a heap of latest starts.
+`allot` reads the heads of the rows; a walk continues where it stopped in the last round. A replica may be several
+devices.
 """
 
 from __future__ import annotations
@@ -453,7 +446,6 @@ def _slot(free: list[float], job: PoolJob) -> int:
 
 
 def _reserve(free: list[float], count: int, until: float) -> None:
-    """Give the replicas that are free first to one job."""
     del free[:count]
     place = bisect_right(free, until)
     free[place:place] = [until] * count

@@ -1,17 +1,14 @@
 """Where an instance fits: what the engines on a device compute (§VI), what an instance reserves (§VII), where it
 goes (§VIII-B).
 
-The pilot weighs each offer by what its engines do at that moment. The manager knows less: calls held, prompt
-lengths and mean outputs. Before it loads an instance it checks what the pilot would refuse: whether the prompt
-can be read in time (which excludes slow CPUs, §V), and whether a decode step of every instance on the device fits
-into a time per output token (case 3 of §VI-C).
+Before the manager loads an instance it checks, from calls held, prompt lengths and mean outputs, what the pilot
+would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether a decode step of
+every instance on the device fits into a time per output token (case 3 of §VI-C).
 
-A request's cache holds its prompt and at least the mean output (eq. 2). An instance that needs more grows beyond
-it by the `watermark` (25 %), and shrinks only when it is far too large, because a resize copies the cache (Figure
-17). Without room for the watermark the required size is enough (§VII-D).
-
-CPUs come first, then large batches, so that small ones run empty (bin packing). A new instance goes where it fits
-with the least to spare.
+An instance that needs more memory (eq. 2) grows beyond it by the `watermark` (25 %), and shrinks only when it is
+far too large, because a resize copies the cache (Figure 17). Without room for the watermark the required size is
+enough (§VII-D). CPUs come first, then large batches, so that small ones run empty (bin packing). A new instance
+goes where it fits with the least to spare.
 """
 
 from __future__ import annotations
