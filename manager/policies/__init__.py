@@ -1,4 +1,4 @@
-"""Policies at the four seams. `default_policies()` returns those of Pervasive Context Management; `named` lists all
+"""Policies at the four seams. `default_policies()` returns the defaults of Pervasive Context Management; `named` lists all
 that ship.
 """
 

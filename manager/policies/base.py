@@ -24,8 +24,8 @@ _MOST_EXAMINED = 16
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
     """Offer waiting calls to the library of the current burst, then to free ones, then to the least loaded.
 
-    The generator is lazy: a library takes what `Dispatch.pull` says before the next one is asked, so few calls
-    never cost a walk over thousands of libraries.
+    The generator is lazy: a library takes what `Dispatch.pull` says before the next one is considered, so a
+    few calls never cost a walk over thousands of libraries.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
@@ -33,17 +33,17 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
     for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # nearly always the first few take it all
         for library in tuple(islice(index.hottest(), some)) if queue.count else ():
             yield library
-            if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
+            if queue.single() is None:  # gangs that still wait need no other library to look at them
                 return
     before = -1
     while (
         queue.count != before and index.free and context.slots > 1
-    ):  # they share: the last of it goes to the least loaded
+    ):  # several slots: the last calls go to the least loaded
         before = queue.count
         yield from tuple(islice(index.hottest(), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
-        yield from tuple(islice(index.least_loaded(), SATED))  # those that take some stand elsewhere then
+        yield from tuple(islice(index.least_loaded(), SATED))  # libraries that take some move in the index
         if queue.count == before:
             return
 

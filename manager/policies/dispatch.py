@@ -22,7 +22,7 @@ from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.policies.base import Quiet
 from stoker.protocol.ids import LibraryId
 
-# Of libraries that might do, so many are looked at.
+# Libraries that are compared at most.
 _MOST_COMPARED = 8
 
 
@@ -75,7 +75,7 @@ class HottestFirst(Quiet):
                 return library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # those behind it have no more room
+                if not library.stuck:  # later ones have no more room
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
@@ -107,7 +107,7 @@ class HottestFirst(Quiet):
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of what another library holds and has not begun, if that saves time."""
+        """Take back half of the calls that another library has not begun, if that saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:

@@ -47,7 +47,7 @@ class IdleTimers:
         self._set.discard(id)
         library = view.libraries.get(id)
         if library is None or not _does_nothing(library):
-            return ()  # it is asked about again when it falls idle
+            return ()  # `idle` is called again when it falls idle
         return self._after_idling(view, library)
 
     def _after_idling(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
@@ -67,7 +67,7 @@ def _does_nothing(library: Library) -> bool:
 
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
-"""What a policy honours that uses both parts."""
+"""Limits that a policy with both parts honours."""
 _LOOKS = 20
 """The most checks of a context within its keep-alive."""
 _LEAST_LOOK_S = 0.05
@@ -78,7 +78,7 @@ _GATHERING_LOOK_S = 1.0
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many libraries more a context may have; None = any number, below 0 = too many.
 
-    Stopping libraries count. Those of a disconnected pilot stop counting once calls have waited for `cut_s`.
+    Stopping libraries count. Libraries of a disconnected pilot stop counting once calls have waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -144,7 +144,7 @@ class KeepAlive:
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         """Unload an idle library now, or set a timer for the end of its keep-alive."""
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that waits for it yet
+        is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that still waits
         staying = sum(
             x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT
             for x in context.libraries.values()

@@ -45,7 +45,7 @@ class TakeWhatComes(Quiet):
         self.elastic = elastic
 
     def demand(self, view: View) -> Sequence[Action]:  # noqa: ARG002
-        """Return nothing: somebody else starts pilots."""
+        """Return nothing: another program starts pilots."""
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
@@ -96,10 +96,10 @@ class KeepBlocks(Quiet):
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # one that runs is never late, however long it boots
+                if queued:  # a running block is never late, however long it boots
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                for context in useful:  # calls that these slots take do not wait for the next source
+                for context in useful:  # calls for these slots do not wait for the next source
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
                     slots -= taken
@@ -176,7 +176,7 @@ class KeepBlocks(Quiet):
     # ---- fewer
 
     def _shrink(self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers) -> Iterator[Action]:
-        """Release blocks without work, and set a timer for those that may follow."""
+        """Release blocks without work, and set a timer for the next ones."""
         rule = source.source
         retry_at = self._retry_at(source)
         if retry_at > view.now:

@@ -2,8 +2,8 @@
 needed.
 
 A context is loaded on one more device while its calls would wait longer for the present and loading libraries
-than a load takes. Before a run is measured the wait counts as endless. A context takes what it declares, else
-what was measured, else all that is free but a corner for calls without a context.
+than a load takes. Before a run is measured the wait counts as endless. A context takes its declared size, else
+the measured one, else all that is free but a corner for calls without a context.
 
 If nothing fits, just enough idle libraries on one device are evicted, least recently used first. If none is idle,
 a context without libraries that has waited for `patience_s` gets a device from the context with the most
@@ -138,7 +138,7 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries pay next to those that are ready or loading."""
+        """Return how many more libraries pay next to the ready and loading ones."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -149,7 +149,7 @@ class LoadWhereWanted(Quiet):
         if is_probed(context):
             return min(most, probes(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # all functions' that want no context: only its own counts
+        if head is not None and not context.recipe.loader:  # its runs are those of all functions without a context
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
@@ -159,7 +159,7 @@ class LoadWhereWanted(Quiet):
             served_here = sum(max(0, serves - library.served - library.load) for library in alive)
             least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        # With so many slots the queue would be done in the time that a load takes: more of them come too late.
+        # With more slots than this the queue would be done before a load ends.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
@@ -174,7 +174,7 @@ class LoadWhereWanted(Quiet):
         open_devices = [
             d
             for d in view.devices()
-            if not holds(d, context)  # first, for it is quick: with thousands of pilots nearly all of them do
+            if not holds(d, context)  # first because it is quick: with thousands of pilots nearly all hold it
             and self.fits(context, d)
             and may_load(view, context, d, desperate=desperate)
         ]
@@ -228,7 +228,7 @@ class LoadWhereWanted(Quiet):
             runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # else it might be loaded there again
+            if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded there again
                 return [Unload(library.id, "the next call would not end before its pilot does")]
         return []
 

@@ -25,7 +25,7 @@ BARE_BYTES = 256_000_000
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
-    """Return the bytes that a context takes of such a device: declared, else measured plus 10 %; 0 if unknown.
+    """Return the bytes that a context takes of a device of this kind: declared, else measured plus 10 %; 0 if unknown.
 
     A device that takes one process at a time is taken whole.
     """
@@ -95,7 +95,7 @@ GIVE_UP_ON_PILOT = 2
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless the pilot is to be left alone now. `desperate`: ignore failed loads there."""
+    """True unless loads must avoid the pilot now. `desperate`: ignore failed loads there."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False

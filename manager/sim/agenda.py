@@ -51,7 +51,7 @@ class Agenda:
         return entry
 
     def step(self) -> bool:
-        """Run the next entry; False if there is none."""
+        """Run the next entry; False if the agenda is empty."""
         return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
@@ -74,7 +74,7 @@ class Agenda:
 
     @property
     def next_at(self) -> float:
-        """Time of the next entry; infinite if there is none."""
+        """Time of the next entry; infinite if the agenda is empty."""
         heap = self._heap
         while heap and heap[0][2] is None:
             heapq.heappop(heap)

@@ -1,6 +1,6 @@
 """A simulated batch system, and the factory that talks to it.
 
-A block waits for a time of its own, then for capacity, first come first served. When capacity shrinks, running
+A block waits for a random time, then for capacity, first come first served. When capacity shrinks, running
 blocks are preempted without notice. The manager hears of this with the delay of a factory that polls, and of a
 broken connection at once. Left out: fair share, backfill and other queueing rules; their effect is in the
 capacity and the wait.

@@ -2,7 +2,7 @@
 
 The rules are the engine's own (`stoker.contexts.batching`); step times come from a measured table
 (`stoker.contexts.step_times`). SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
-Each step is decided by itself; tests compare `stoker.manager.sim.virtual_engine`, which decides many at once,
+Each step is decided separately; tests compare `stoker.manager.sim.virtual_engine`, which decides many at once,
 with this.
 """
 

@@ -11,7 +11,7 @@ loaded the context; then the call runs on the best device.
 - A library takes all its devices; a step of a full batch is the cheapest; calls share a device's speed (`device`).
 - Loaded libraries take memory. How many fit is a packing problem, bounded by the dual feasible functions of Fekete and
   Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001).
-- Contexts of lower awareness are loaded for each call, those of full awareness once on each device. With a walltime,
+- Contexts of lower awareness are loaded for each call, contexts of full awareness once on each device. With a walltime,
   the time before a block is useful is lost again and again.
 
 *The shared storage.* Contexts without awareness read their files for each call.
@@ -277,7 +277,7 @@ def _pilot_at(source: SourceModel) -> float:
 
 
 class Limit(enum.Enum):
-    """What limits a run."""
+    """The limit of a run."""
 
     DEVICES = "device time"
     CALL = "one call"
@@ -326,7 +326,7 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
 
 
 _Prices = dict[int, float]
-"""What device time of each source is worth."""
+"""Worth of device time by source."""
 
 
 class _Case:

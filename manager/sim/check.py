@@ -33,7 +33,7 @@ class ImpossibleSetting(NamedTuple):
 
 
 _Problems = Iterator[tuple[tuple[str, ...], str]]
-"""The path of a table, and what is wrong with a setting in it, whose name the text begins with."""
+"""The path of a table, and a problem with a setting in it, whose name the text begins with."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -135,7 +135,7 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         source.name: (source, source.walltime_s - _load_s(world, model, source) - _call_s(world, arrival, source))
         for source in _of_use(world, model)
     }
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it goes on in the next block
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it resumes in the next block
     if spare and sure and all(source.walltime_s and left <= 0 for source, left in spare.values()):
         source = max(spare.values(), key=lambda each: each[1])[0]
         raise ConfigError(

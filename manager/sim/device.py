@@ -22,7 +22,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 
 _ALL = 1.0 + 1e-9
-"""What a device can compute, with room for rounding."""
+"""The capacity of a device, with room for rounding."""
 
 
 class RunningWork:

@@ -164,7 +164,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer._entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # rounding of the time, or a path that costs nothing
+        if transfer.left > 0 and transfer._flows:  # rounding, or a path without limited links
             quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0

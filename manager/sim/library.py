@@ -1,6 +1,6 @@
 """The process of a simulated library, from start to end.
 
-The pilot's core decides the stages and what the manager hears. This module carries out its orders in virtual
+The pilot's core decides the stages and the messages to the manager. This module carries out its orders in virtual
 time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
 """
 

@@ -1,4 +1,4 @@
-"""What happened in a simulated run: one row an event, in columns, small enough for millions of calls.
+"""The events of a simulated run: one row an event, in columns, small enough for millions of calls.
 
 A row has a time in seconds, an event, and a call, library, pilot and block by number (-1 = none); the meaning of
 `value` depends on the event. `EachCall` writes a row for everything that happens to a call; a gang adds two rows
@@ -168,7 +168,7 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def mean_tpot_s(self) -> float:
-        """Mean time of the tokens after the first; 0 if there are none."""
+        """Mean time of the tokens after the first; 0 without any."""
         return (self.last_at - self.first_at) / (self.seen - 1) if self.seen > 1 else 0.0
 
     @property
@@ -342,7 +342,7 @@ class CountedCalls:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # it does not wait any more
+            self._add(at_s, Happened.CALLS_BEGAN)  # it stops waiting
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
@@ -375,7 +375,7 @@ class CountedCalls:
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # requests that were gathered came before what has happened since
+            at_s = max(at_s, self._log.at_s[-1])  # gathered requests are older than the last row
         for what, value in zip(Happened, self._sums, strict=True):
             if value:
                 self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)

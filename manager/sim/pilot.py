@@ -224,7 +224,7 @@ class PilotSurroundings(Surroundings, Protocol):
         """Create a pilot of a block that has started."""
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """A pilot has ended, by itself or with its job."""
+        """A pilot has ended, alone or with its job."""
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """Send an update of the batch system to the manager."""
@@ -285,7 +285,7 @@ class SimPilot:
         """Give the core an event and carry out its commands."""
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # another one where that led to something
+            handled = self._queue.handle(Tick()) - 1  # tick again if it led to something
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -355,7 +355,7 @@ class SimPilot:
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Send a message; those that follow before the frame arrives go with it."""
+        """Send a message; later ones join it until the frame arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)

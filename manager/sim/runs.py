@@ -2,7 +2,7 @@
 
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-The head is `fixed_s` and what the context takes for each call; e is the share of a linear speedup that each doubling
+The head is `fixed_s` and the context's time for each call; e is the share of a linear speedup that each doubling
 keeps (`ContextModel.gang_efficiency`). Prompt tuning scales so (PromptTuner, §2.2). All members take as long as the
 slowest. A checkpoint holds the done share of the head and the items; the call resumes on a gang of any size.
 
@@ -81,7 +81,7 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
 
 
 class WorkDone(NamedTuple):
-    """What of a call is done: the share of its head, and items."""
+    """The done part of a call: the share of its head, and items."""
 
     head: float = 0.0
     items: float = 0.0

@@ -41,7 +41,7 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServedBatch:
-    """The engine of one library, and what it computes."""
+    """The engine of one library and its steps."""
 
     def __init__(
         self, library: LibraryProcess, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
@@ -190,7 +190,7 @@ class ServedBatch:
         library.devices[0].done(self._work)
         self._end_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
-        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now  # later where calls of others ran beside it
+        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now  # later if other calls ran on the device
         for call in self.engine.end(self._ended_at):
             if not library.is_over:
                 library.served(CallId(call))

@@ -69,7 +69,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
-    if len(set(brings)) < len(brings):  # there is no exception: one that is told to find it there follows, too
+    if len(set(brings)) < len(brings):  # a pilot that finds it in its cache follows, too
         yield f"{name}: several pilots of one cache bring it there"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):

@@ -1,7 +1,7 @@
 """An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times
 (`stoker.contexts.step_times`).
 
-Most steps repeat: the same requests write one more token each. Such a *burst* is decided once, and an engine with
+Most steps repeat: the same requests write one more token each. This *burst* is decided once, and an engine with
 its devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants
 the device, the burst is cut after the current step. Steps and times equal those decided one by one.
 """
@@ -27,7 +27,7 @@ _LONGEST_BURST = 512
 
 
 class StepCounts(msgspec.Struct):
-    """What engines have computed (see `EngineLoad`)."""
+    """Counts of computed steps (see `EngineLoad`)."""
 
     steps: int = 0
     decode_steps: int = 0

@@ -1,10 +1,10 @@
-"""Which calls come, and when: synthetic load, and what a scenario says of recorded calls (`study.traces`).
+"""Which calls come, and when: synthetic load, and settings for recorded calls (`study.traces`).
 
 Draws depend on the seed and the call's number alone (`stoker.chance`), so every policy gets the same calls.
 
 - *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time (MMPP-2; Fischer
   and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2), 1993). It
-  begins in the stationary distribution. After a jump the gap is drawn anew: exponential gaps have no memory.
+  begins in the stationary distribution. After a jump the gap is drawn again: exponential gaps have no memory.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, "Simulation of
   nonhomogeneous Poisson processes by thinning", Naval Research Logistics Quarterly 26(3), 1979).
 
@@ -75,7 +75,7 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """What each call is.
+    """Settings of each call.
 
     `context`: one, or several by weight (`{small = 3, large = 1}`). Lengths are means in tokens, lognormal with
     their `_cv`; policies see each call's input and the mean output. `deadline` counts from the arrival; 0 = none.
@@ -237,7 +237,7 @@ class Trace(
 
 Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
 Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
-"""What a scenario's [workload] may be; `kind` says which."""
+"""Kinds of a scenario's [workload]; `kind` says which."""
 
 
 def contexts_of(workload: Workload) -> tuple[str, ...]:

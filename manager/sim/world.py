@@ -155,7 +155,7 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """What a context costs. Times are in seconds by kind of device; the kind `""` stands for all others.
+    """The costs of a context. Times are in seconds by kind of device; the kind `""` stands for all others.
 
     `slots`: calls that a library runs at once at the given speed; more on a device slow down alike
     (`stoker.manager.sim.device`).
@@ -213,7 +213,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.engine.get(kind) or self.engine.get("")
 
     def slots_on(self, kind: str) -> int:
-        """Calls that a library on such a device runs at once."""
+        """Calls that a library on this kind of device runs at once."""
         engine = self.engine_on(kind)
         return self.slots or (engine.rows if engine is not None else 1)
 

@@ -225,7 +225,7 @@ class RecordedSession:
         )
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # others were told twice
+        known = [end for end in ends if end.call in library.sent]  # other ends were reported twice
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
@@ -269,7 +269,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 class Calibrated(msgspec.Struct, frozen=True):
     """A session's world and calls.
 
-    `makespan_s`: the live one. `advice`: what the manager knew of contexts before they were loaded, by name.
+    `makespan_s`: the live one. `advice`: the manager's knowledge of contexts before they were loaded, by name.
     """
 
     session: str
@@ -445,7 +445,7 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
 
 
 def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return what a library adds to each call, and what a message takes, in seconds."""
+    """Return the seconds that a library adds to each call, and those of a message."""
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0

@@ -1,4 +1,4 @@
-"""Compares policies: means over seeds with 95 % intervals, and what differences are worth.
+"""Compares policies: means over seeds with 95 % intervals, and the worth of differences.
 
 Policies see the same world under the same seed, so they are compared seed by seed (`statistics`). The criterion
 depends on the calls (`worth_for`).
@@ -35,7 +35,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
-    """A policy: its runs, those that were cut off, failed calls, and an estimate per column."""
+    """A policy: its runs, cut-off runs, failed calls, and an estimate per column."""
 
     policy: str
     runs: int

@@ -1,4 +1,4 @@
-"""What is known before a run: of function and context from the performance store, of the site from managers' records
+"""Knowledge before a run: of function and context from the performance store, of the site from managers' records
 (`stoker.contexts.measurements`) and the site file; and how much of it.
 
 Pilots are lost at a constant rate: losses over the time that pilots were here (the maximum-likelihood estimate
@@ -71,7 +71,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def larger(self) -> float:
-        """Inputs of a call over those of a measured one."""
+        """Inputs of a call over inputs of a measured one."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
@@ -84,12 +84,12 @@ class MeasuredTime(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Standard error over the mean, at least that of another day (`ANOTHER_DAY`)."""
+        """Standard error over the mean, at least the spread between days (`ANOTHER_DAY`)."""
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
 PILOT_HERE = MeasuredTime(1.0, 0.5)
-"""Seconds until a local pilot is there; no source records it."""
+"""Seconds until a local pilot is there; no record has it."""
 
 
 class Reason(msgspec.Struct, frozen=True):

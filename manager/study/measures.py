@@ -55,7 +55,7 @@ class Steps:
 
     @property
     def highest(self) -> float:
-        """The largest value; 0 if there is none."""
+        """The largest value; 0 without any."""
         return max(self.values, default=0.0)
 
 
@@ -66,7 +66,7 @@ class Measures(msgspec.Struct, frozen=True):
     `capacity`: allowed blocks, all over time. `ended_at`: the last end, or the end of the log if calls were left
     (`unfinished`). `waits_s`, `turnarounds_s` (sorted): from arrival to first begin, and to the end. Of the held
     device-seconds (`held_s`), calls used `useful_s`, stopped calls `lost_s`, loads `loading_s`; calls in several
-    slots share seconds. `deadlines`: those that were met or missed; `late`: calls that missed theirs.
+    slots share seconds. `deadlines`: met or missed ones; `late`: calls that missed theirs.
     """
 
     began_at: float
@@ -311,7 +311,7 @@ class _Pass:
 
     def _library_ended(self, at_s: float, row: int) -> None:
         self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # the log of an older version does not say it before
+        for call in self.held_by.pop(self.log.library[row], ()):  # old logs do not end the calls first
             self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
             if call in self.open:
                 self._waits(at_s, more=1)
@@ -321,7 +321,7 @@ class _Pass:
         self.devices.set(at_s, sum(self.here.values()))
 
     def _pilot_went(self, at_s: float, row: int) -> None:
-        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it had connected
+        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it connected
             self.devices.set(at_s, sum(self.here.values()))
 
     def _capacity(self, at_s: float, row: int) -> None:

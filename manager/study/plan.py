@@ -1,4 +1,4 @@
-"""When a run would end, what it would take, and with how many pilots of which walltime: asked of the simulator
+"""When a run would end, its device time, and with how many pilots of which walltime: asked of the simulator
 before anything is submitted.
 
 The world comes from measurements (`evidence`) and the site's rules. A seed decides queue waits, spreads, lost
@@ -38,7 +38,7 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""What takes at most this much longer is as good if it needs less."""
+"""A plan that takes at most this much longer is as good if it needs less."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
@@ -65,7 +65,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """What to expect of a run.
+    """The forecast of a run.
 
     `as_written`: by the site file. `by_blocks`, `by_walltime`: with others; `best_blocks`, `best_walltime_s`: the
     least that is as good as any (0: irrelevant). `price`: of a device-hour, 0 = unknown.

@@ -1,4 +1,4 @@
-"""The folder of a study: what was simulated, and everything that came of it.
+"""The folder of a study: its scenario and its results.
 
 scenario.toml     what was simulated, all changes in it: `stoker simulate` takes it again
 results.json      each run, and the table over all of them
@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Written files: what they are, and what for, or why they are missing."""
+    """Written files: their kind and purpose, or the reason why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -99,7 +99,7 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
-        except OSError:  # somebody has something in it
+        except OSError:  # the folder has other files
             return
 
 
@@ -117,7 +117,7 @@ def results_of(
 def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
-    """Write the results of runs, cheap ones first. What cannot be drawn says why."""
+    """Write the results of runs, cheap ones first. A missing plot has a reason."""
     logs = tuple(sorted(run.log for run in runs))
     yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))

@@ -98,7 +98,7 @@ class Workers(Generic[Task, Result]):
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # it is gone: hearing it will tell
+            with contextlib.suppress(OSError):  # the process ended: `_hear` raises
                 connection.send(task)
             return
 
@@ -117,7 +117,7 @@ class Workers(Generic[Task, Result]):
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
     """Processes that are started in this block never receive Ctrl-C: the parent answers it."""
-    resource_tracker.ensure_running()  # as starting a process does, which would end the blocking below
+    resource_tracker.ensure_running()  # starting a process does it too, and would unblock SIGINT below
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -130,7 +130,7 @@ def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
         try:
             connection.send((kind, what))
         except OSError:
-            raise SystemExit from None  # who asked is gone
+            raise SystemExit from None  # the parent has ended
 
     while True:
         try:
@@ -216,7 +216,7 @@ def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Pat
         raise
     except OSError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
-    except Exception as error:  # a policy of somebody's own may raise anything
+    except Exception as error:  # a user's policy may raise anything
         lines = "\n".join(raised(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 

@@ -153,14 +153,14 @@ Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class CallDetail(enum.Enum):
-    """What a run's event log says of calls."""
+    """Detail of calls in a run's event log."""
 
     EACH = "each"
     COUNTED = "counted"
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written.
+    """Files that are written.
 
     `calls`: a row for each event of a call, or counts each second (for millions of requests). `plots`: PNG and
     SVG; `timeline`: of the first run, for Perfetto.
@@ -353,13 +353,13 @@ def _written(value: Any) -> str:
             return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
-        case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
+        case str():  # TOML escapes as JSON does, and DEL as well
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
             return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"
         case tuple():
             return f"[{', '.join(map(_written, value))}]"
-        case msgspec.Struct():  # one that is written as a list
+        case msgspec.Struct():  # a struct that is written as a list
             return _written(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)

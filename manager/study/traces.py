@@ -78,11 +78,11 @@ class TableRow:
         return float(text)
 
     def whole_or(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        """Return a whole number, or `otherwise` where there is no such column."""
+        """Return a whole number, or `otherwise` without the column."""
         return self.whole(field, least=least, most=most) if field in self._columns else otherwise
 
     def number_or(self, field: str, otherwise: float) -> float:
-        """Return a number, or `otherwise` where there is no such column."""
+        """Return a number, or `otherwise` without the column."""
         return self.number(field) if field in self._columns else otherwise
 
     def date(self, field: str) -> float:

@@ -176,7 +176,7 @@ class _AllocationSearch:
         if is_last:
             yield node(free)
             return
-        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, and rise behind it.
+        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, then rise.
         enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
         yield from map(node, range(enough))
         if enough > free or not runtime.latency.is_convex:

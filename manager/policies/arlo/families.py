@@ -30,7 +30,7 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
         others[shorter.recipe.key] = shorter
         others.update(shorter.lists)
     others[context.recipe.key] = context
-    # Those that do not declare their length are the shorter the more they list.
+    # Without a declared length, the more contexts a runtime lists, the shorter it is.
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
 
 

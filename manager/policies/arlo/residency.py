@@ -2,7 +2,7 @@
 
 Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of
 recent calls. A new family is allocated at once and again after 5 s; the interval then doubles. Free devices get
-what is missing, or the longest runtime (§4). Surplus libraries are replaced one by one, least busy first, with at
+missing runtimes, or the longest one (§4). Surplus libraries are replaced one by one, least busy first, with at
 most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location interferes).
 """
 
@@ -89,7 +89,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return max((known_bytes(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Take the next steps of each family's plan; make the plan anew when it is due."""
+        """Take the next steps of each family's plan; make a new plan when it is due."""
         for family in _families(view):
             yield from self._steps(view, family)
 

@@ -108,7 +108,7 @@ class AllotInRounds(HottestFirst):
             self.states.forget(job.id)
             plan += _start(view, job, members)
         for id, ordered in tuple(state.promises.items()):
-            if ordered.promise.here >= ordered.promise.replicas:  # all have come, and it is not enough any more
+            if ordered.promise.here >= ordered.promise.replicas:  # all have come and are no longer enough
                 del state.promises[id]
                 state.mark_changed()
         return plan
@@ -141,7 +141,7 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
 
 
 def _default_way(state: PoolState) -> list[Action]:
-    """The last job has left: send the other calls behind it to free libraries."""
+    """The last job has left: send the calls after it to free libraries."""
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))

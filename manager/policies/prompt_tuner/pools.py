@@ -34,7 +34,7 @@ Place = tuple[PilotId, tuple[DeviceId, ...]]
 _REMEMBERED = 10_000
 _DRIFT = 0.01
 _JOBS_PER_S = 10_000
-"""Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted anew."""
+"""Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again."""
 
 
 def in_rounds(call: Call) -> bool:
@@ -118,7 +118,7 @@ class PoolState:
     # ---- jobs
 
     def rate(self, now: float) -> bool:
-        """Predict rates anew if measurements have changed; True if they differ."""
+        """Predict rates again if measurements have changed; True if they differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -182,7 +182,7 @@ class PoolState:
     # ---- libraries
 
     def free(self, *, reuse: bool = True) -> list[Library]:
-        """Return idle replicas, hottest first. `reuse`: include those that have served a call."""
+        """Return idle replicas, hottest first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
@@ -311,7 +311,7 @@ class PoolStates:
         for state in self.all.values():
             if context is None or state.context is context:
                 state.mark_changed()
-            state.walk_due = True  # devices may have come free
+            state.walk_due = True  # devices may be free now
 
     def _open(self, view: View, context: Context) -> None:
         """Put all waiting calls of a context in line, if one of them is a job."""

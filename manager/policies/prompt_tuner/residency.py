@@ -219,7 +219,7 @@ class WarmPools(Quiet):
         if state is None or not state.active:
             if head is None or not in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round has it among its states.
+            # The next round opens its pool.
             return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
         state.walk_due = True
         plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
@@ -441,7 +441,7 @@ class WarmPools(Quiet):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if state.line:  # who waits beside idle replicas waits for more of them
+            if state.line:  # a job next to idle replicas waits for more of them
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:

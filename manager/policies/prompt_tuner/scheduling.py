@@ -15,7 +15,7 @@ Differences from the printed algorithms:
 - Line 19 notes durations, line 26 reads points in time. Here loading devices become free at now + T_cold + T(A), and
   belong to the job that they were ordered for (`Promise`) until it starts, with the idle ones that it needs.
 - DelaySchedulable: `k` may be all devices of the pool, and all k devices are taken until the job ends.
-- Only what idle devices do not cover is ordered. A delay binds no job: reservations are made anew in each round.
+- Only what idle devices do not cover is ordered. A delay binds no job: each round makes new reservations.
 - A model's first job measures: it gets the fewest replicas that it can run on, at once.
 
 A round costs what changed. A job's *need* is the least number of replicas with which it would be in time if it began
@@ -78,7 +78,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
 
 
 def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
-    """Sort jobs: nearest deadline first, then those without one, oldest first."""
+    """Sort jobs: nearest deadline first, then jobs without one, oldest first."""
     return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
 
@@ -280,7 +280,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
             continue
         given[job.id] = count
         idle += mine - count
-        if mine > count:  # somebody who was passed may want what it gave back
+        if mine > count:  # a job that was passed may want the returned replicas
             passed = FRONT
     if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
         _give_rest(line, pool, given, idle=idle, take=take)
@@ -299,7 +299,7 @@ def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: f
     """True if a waiting job needs the idle replicas together with others that come in time."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
-        for _, _, id in reversed(row):  # those with much time left are the likeliest
+        for _, _, id in reversed(row):  # jobs with much time left are the likeliest
             if id not in done and _slot(free, line.jobs[id]):
                 return True
     return False
@@ -333,9 +333,9 @@ class ColdPool(Protocol):
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What a walk finds for a waiting job: its end (infinite: unknown) and its order.
+    """The result of a walk for a waiting job: its end (infinite: unknown) and its order.
 
-    `helped`: it waits for devices of its own, or for ones that others return in time.
+    `helped`: it waits for ordered devices, or for ones that others return in time.
     """
 
     model: str
@@ -346,7 +346,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over the jobs of all models, nearest deadline first, then late ones and those without a deadline.
+    """Algorithm 2 over the jobs of all models, nearest deadline first, then late jobs and jobs without a deadline.
 
     `delay`: without it no job waits for devices of others (an ablation).
     """
@@ -393,7 +393,7 @@ class Walk:
         idle = bisect_right(free, now)
         free[:0] = [now] * held
         found = self._waits(model, job, cold)
-        del free[: max(0, bisect_right(free, now) - idle)]  # what it holds and does not need yet is nobody else's
+        del free[: max(0, bisect_right(free, now) - idle)]  # held replicas that it does not need yet stay its own
         return found
 
     def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:

@@ -77,7 +77,7 @@ class OfferByHeadroom(HottestFirst):
         self._offered: dict[int, LibraryId] = {}
         """The library that each call was offered last."""
         self._refused: dict[int, set[LibraryId]] = {}
-        """Libraries that refused a call since it was tried anew."""
+        """Libraries that refused a call since its last new try."""
         self._asked: set[str] = set()
         """Contexts whose step times were requested."""
 
@@ -100,7 +100,7 @@ class OfferByHeadroom(HottestFirst):
             return self._plan(view, call)
         refused = self._refused.setdefault(call.id, set())
         library = view.libraries.get(last)
-        if library is not None and last not in refused and library.admits(call):  # once: it may refuse it again
+        if library is not None and last not in refused and library.admits(call):  # once only: it may refuse again
             refused.add(last)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
             if grows:
@@ -222,7 +222,7 @@ class ShrinkLate(LoadWhereWanted):
 
     period_s = _ROUND_S
     honours = frozenset()
-    """No limits: dispatch loads and unloads instances by a rule of its own."""
+    """No limits: dispatch loads and unloads instances by its own rule."""
 
     def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
         super().__init__(provisioning=provisioning)

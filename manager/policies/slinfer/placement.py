@@ -1,8 +1,8 @@
-"""Where an instance fits: what the engines on a device compute (§VI), what an instance reserves (§VII), where it
-goes (§VIII-B).
+"""Where an instance fits: computing (§VI) and memory (§VII) of the instances on a device, and the choice of a
+device (§VIII-B).
 
-Before the manager loads an instance it checks, from calls held, prompt lengths and mean outputs, what the pilot
-would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether a decode step of
+Before the manager loads an instance it checks, from calls held, prompt lengths and mean outputs, the reasons for
+which the pilot would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether a decode step of
 every instance on the device fits into a time per output token (case 3 of §VI-C).
 
 An instance that needs more memory (eq. 2) grows beyond it by the `watermark` (25 %), and shrinks only when it is
@@ -96,7 +96,7 @@ class ComputeOutlook:
         others_s = [self.decode_s(library) for library in staying(device) if library.id not in leaving]
         if _wants_soon(call) and self.prefill_s(context, device, call) + max(others_s, default=0.0) > left_s:
             return True
-        if left_s == math.inf and not any(others_s):  # it was evicted, and waits for no one here
+        if left_s == math.inf and not any(others_s):  # it was evicted, and no other instance delays it here
             return False
         return 0 < tpot_s < sum(others_s) + cost.decode_s(1, prompt_tokens(call))[0]
 
@@ -187,7 +187,7 @@ class CacheSizes:
         weights, needs = _weights(context, device), context.recipe.needs
         least = self._with_watermark(weights + needs.token_bytes * needs.cache_tokens, weights)
         if library.promised_bytes <= self._with_watermark(least, weights):
-            return ()  # it is as small as one without calls: most are, and each is looked at in each round
+            return ()  # as small as one without calls, as most are: the common case must be cheap
         recommended = self._with_watermark(self.required(context, device, library.held.values()), weights)
         enough = self._with_watermark(recommended, weights)
         return (Resize(library.id, recommended),) if enough < library.promised_bytes else ()
@@ -263,7 +263,7 @@ class InstancePlaces:
         With `ends_idle` the idle ones make room. `leaving`: libraries that end anyway.
         """
         context, left_s = call.group.context, first_token_left_s(view, call)
-        for device in view.devices():  # what is cheap to see comes first: a call that waits is looked at often
+        for device in view.devices():  # cheap checks first: a waiting call is checked often
             if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
                 continue
             if self._compute.is_too_slow(device, call, left_s=left_s):
