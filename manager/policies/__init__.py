@@ -1,6 +1,4 @@
-"""Policies at the four seams. `default_policies()` returns the defaults of Pervasive Context Management; `named` lists all
-that ship.
-"""
+"""Policies at the four seams. `default_policies()` are those of Pervasive Context Management; `named` lists all shipped."""
 
 from __future__ import annotations
 

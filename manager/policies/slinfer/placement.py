@@ -2,8 +2,8 @@
 device (§VIII-B).
 
 Before the manager loads an instance it checks, from calls held, prompt lengths and mean outputs, the reasons for
-which the pilot would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether a decode step of
-every instance on the device fits into a time per output token (case 3 of §VI-C).
+which the pilot would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether
+a decode step of every instance on the device fits into a time per output token (case 3 of §VI-C).
 
 An instance that needs more memory (eq. 2) grows beyond it by the `watermark` (25 %), and shrinks only when it is
 far too large, because a resize copies the cache (Figure 17). Without room for the watermark the required size is
