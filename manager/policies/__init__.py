@@ -1,4 +1,4 @@
-"""Policies at the four seams. `default_policies()` are those of Pervasive Context Management; `named` lists all shipped."""
+"""Policies at the four seams. `default_policies()` are the paper's (Pervasive Context Management), `named` has all."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from stoker.manager.core.seams import Policies
 
 
 def fewer_rounds(policies: Policies, *, period_s: float = 0.2) -> Policies:
-    """The same policies, asked less often."""
     for seam in (policies.dispatch, policies.residency):
         seam.period_s = period_s  # type: ignore[misc]
     return policies

@@ -43,7 +43,6 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
 
 
 def _spare(waits: Sequence[PoolJob], pool: Pool, *, idle: int, now: float) -> int:
-    """Idle replicas that no delayed job counts on."""
     free = _free_at(pool, now=now, idle=idle)
     for job in waits:
         if job.deadline_at and not job.is_lost(now):

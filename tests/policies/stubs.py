@@ -30,7 +30,6 @@ def policies(
     residency: LoadWhereWanted | None = None,
     provisioning: TakeWhatComes | None = None,
 ) -> Policies:
-    """The default ones but for those given."""
     return Policies(
         dispatch=dispatch or HottestFirst(),
         residency=residency or LoadWhereWanted(),

@@ -35,7 +35,6 @@ def keep_alive_timers(c: Cluster) -> list[str]:
 
 
 def unloaded(c: Cluster, context: str = "a") -> Cluster:
-    """Libraries that were told to stop are gone."""
     for library in list(c.context(context).libraries.values()):
         if library.state is LibraryState.STOPPING:
             c.die(library, failure=None)

@@ -97,7 +97,6 @@ value = 3
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of policies, and the folder that names count from."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -276,7 +275,6 @@ PACKAGE = {
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a package in which a policy has several files."""
     for name, text in PACKAGE.items():
         (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / name).write_text(text)

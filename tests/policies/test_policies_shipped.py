@@ -186,7 +186,6 @@ def test_random_sends_calls_to_libraries_all_over() -> None:
 
 
 def test_random_loads_on_devices_all_over() -> None:
-    """One context, one call: which of ten devices it is loaded on depends on nothing but chance."""
     chosen = set()
     for name in "abcdef":
         pool = SourceModel("pool", "gpu", capacity=10, max_blocks=10, init_blocks=10, keep_pending=10)

@@ -180,7 +180,6 @@ def test_a_neighbour_with_a_smaller_batch_makes_room_if_its_calls_fit_elsewhere(
 
 
 def test_an_evicted_call_finds_a_place_however_late_it_is() -> None:
-    """Nothing drops it, for it may have its first token; it waited for ever where every instance would be late."""
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     victim = lab.hears("cpu", to_pilot.EvictCall)
     evicted = say.CallEvicted(victim.library, CallProgress(victim.call))

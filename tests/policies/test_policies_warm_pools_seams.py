@@ -46,19 +46,16 @@ def job(
     t: Toy, *names: str, items: int = 100, due_in: float = 0.0, gang: tuple[int, int] = (1, 8), drop_late: bool = False,
     **how: Any,
 ) -> Toy:  # fmt: skip
-    """Jobs of so many items. `due_in`: seconds from now; 0 = no deadline."""
     objective = Objective(deadline_at=t.now + due_in if due_in else 0.0, drop_late=drop_late)
     how = {"context": "a", "run_s": float(items), "shared": True, "meet_s": MEET_S, **how}
     return t.call(*names, items=items, gang=gang, objective=objective, **how)
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int]]:
-    """When each part of a call began, and how many there were."""
     return sorted((at, size) for p in t.pilots.values() for at, call, _, size in p.began if call == t.ids[name])
 
 
 def size(t: Toy, name: str) -> int:
-    """Of the gang that it ran as last."""
     return starts(t, name)[-1][1]
 
 
@@ -68,14 +65,12 @@ def libraries(t: Toy, key: str = "a", *, ready: bool = False) -> int:
 
 
 def forecasts(t: Toy, name: str) -> list[tuple[float, bool]]:
-    """What the client was told of a call's end, in order."""
     said = [c.message for commands in t.did for c in commands if isinstance(c, ToClient)]
     told = [one for message in said if isinstance(message, to_client.Forecasts) for one in message.forecasts]
     return [(one.ends_at, one.in_time) for one in told if one.call == t.ids[name]]
 
 
 def warm(t: Toy, count: int, key: str = "a") -> Toy:
-    """So many idle libraries."""
     job(t, *(f"w{key}{n}" for n in range(count)), items=4, due_in=LOAD_S + 4.5, context=key).run()
     assert libraries(t, key, ready=True) == count
     return t
@@ -399,7 +394,6 @@ def test_a_context_of_which_nobody_wants_deadlines_makes_room_at_once(lab: Make)
 
 
 def test_a_gang_that_lacks_devices_gets_those_of_small_idle_libraries(lab: Make) -> None:
-    """Beside each there is room for a replica, yet no device is cold; and one alone is too few."""
     t = lab(devices=2)
     t.context("small", load_s=1.0, declares="2 GB").call("c1", "c2", context="small", run_s=2.0).run()
     t.context("slim", load_s=1.0, declares="4 GB")
@@ -426,7 +420,6 @@ def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
 
 
 def test_without_the_warm_allocator_a_late_job_holds_what_it_took_until_it_has_all(lab: Make) -> None:
-    """Two of four replicas are busy until 20 s: `wide` needs more, takes two, and is late before others come."""
     began: dict[bool, float] = {}
     for together in (True, False):
         t = warm(lab(together=together), 4)

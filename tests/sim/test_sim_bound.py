@@ -34,7 +34,6 @@ FILES = (Files("weights", Size(10 * GB)),)
 def several(
     speeds: Sequence[float], contexts: dict[str, ContextModel], *, links: Links | None = None, **more: Any
 ) -> World:
-    """One device of each speed, each of a source of its own."""
     kinds = {f"gpu{n}": DeviceKind(Size(24 * GB), speed=speed) for n, speed in enumerate(speeds)}
     sources = tuple(
         SourceModel(kind, kind, **{"capacity": 1, "max_blocks": 1, "keep_pending": 1, "init_blocks": 1, **more})
@@ -227,7 +226,6 @@ links = st.builds(
 
 @st.composite
 def sources(draw: st.DrawFn, name: str, kind: str) -> SourceModel:
-    """A few nodes that come and go; in the end there is one."""
     changes = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), max_size=3, unique_by=lambda c: c[0]))
     steps = [(0.0, draw(st.integers(0, 3))), *((float(at), count) for at, count in sorted(changes)), (61.0, 1)]
     return SourceModel(

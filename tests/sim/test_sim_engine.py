@@ -28,18 +28,15 @@ CUT_S = 36.0
 
 
 def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
-    """Time, call and value of each row of a kind."""
     found = zip(log.at_s, log.what, log.call, log.value, strict=True)
     return [(at_s, call, value) for at_s, each, call, value in found if each == what]
 
 
 def values(log: EventLog, what: Happened) -> dict[int, float]:
-    """The value of each call's row of a kind."""
     return {call: value for _, call, value in rows(log, what)}
 
 
 def in_batch(arrivals: list[Arrival]) -> list[TimedRequest]:
-    """The same as requests of one engine, which is there when it is loaded."""
     found = []
     for each in arrivals:
         due_at = each.at_s + each.objective.first_token_s(each.prompt)

@@ -30,13 +30,11 @@ TALKS = replace(NOW, progress_s=Duration(1.0))
 
 
 def cluster(pilots: object, context: ContextModel, *, delays: Delays = NOW, **more: object) -> World:
-    """Pilots of one GPU each that are there from the beginning."""
     most = pilots if isinstance(pilots, int) else max(count for _, count in pilots)  # type: ignore[attr-defined]
     return world(source(pilots, init_blocks=most, **more), context, delays=delays)
 
 
 def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arrival:
-    """A call of 120 items."""
     return Arrival(at_s, "llm", gang=(size, most or size), **{"items": 120, **more})  # type: ignore[arg-type]
 
 

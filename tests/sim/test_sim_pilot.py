@@ -42,7 +42,6 @@ def run(pilot: SimPilot, call: int, *, limit_s: float) -> None:
 
 
 def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
-    """Limits of time are not simulated: what is told of a library for a cancel must not look like a call too long."""
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
@@ -55,7 +54,6 @@ def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None
 
 
 def world_of(**more: object) -> SimPilot:
-    """A pilot without a manager, whose context `llm` takes 1 GB of its device."""
     made = msgspec.structs.replace(model(), device_memory_bytes=Size(10**9), **more)
     sim = Simulation(world(source(1), made), [], default_policies())
     sim.handle = lambda _event: None  # type: ignore[method-assign, assignment]  # no manager

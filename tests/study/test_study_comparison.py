@@ -76,7 +76,6 @@ def test_runs_that_were_cut_off_have_no_end() -> None:
 
 
 def test_policies_are_compared_seed_by_seed() -> None:
-    """What a seed does to both is large, the difference is small and always the same."""
     times = [100.0, 200.0, 400.0, 800.0]
     runs = [
         run(policy, seed, ended_at=at * f) for policy, f in (("a", 1.0), ("b", 1.25)) for seed, at in enumerate(times)
@@ -128,7 +127,6 @@ def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
 
 
 def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() -> None:
-    """All of them are done when the last has come, under any policy that keeps up."""
     runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
     of = scenario("two-kinds")

@@ -95,7 +95,6 @@ def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) 
 
 @pytest.mark.parametrize("inputs", [100, 10_000])
 def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
-    """One that loads before each call takes so much longer, also where many calls are simulated as one."""
     measure(store, kind="cpu", runs=4000, loads=4000)
     policy = str(ROOT / BASELINES["disk-only"])
     site = parse_site(
@@ -177,7 +176,6 @@ def test_losses_are_told_with_their_reasons(store: PerformanceStore, stays: list
 
 
 def _reasons(site: Site, store: PerformanceStore, seen: Availability, *, work: Work) -> list[str]:
-    """The lines of `stoker plan` that say what it rests on."""
     shown = render(make_plan(site, work, known(site, store, seen, work=work)))
     return [
         line.split(maxsplit=1)[1]
@@ -210,7 +208,6 @@ def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore
 
 
 def test_calls_that_are_simulated_as_one_fit_into_a_walltime_many_times() -> None:
-    """40,000 calls of 60 s as 500 would be 80 minutes each, and no pilot of an hour would ever finish one."""
     work = Work("verify", "verify", 40_000)
     assert calls_as_one(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
     assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3

@@ -50,8 +50,6 @@ Write = Callable[..., Trace]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A trace of a text that is written to a file."""
-
     def trace(format: TraceFormat, text: str | bytes, **settings: Any) -> Trace:
         raw = text if isinstance(text, bytes) else text.encode()
         (tmp_path / "trace").write_bytes(raw)
