@@ -26,7 +26,6 @@ from stoker.manager.policies.arlo.allocation import (
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 
-
 SOON = Objective(latency_s=10.0)
 LENGTHS = (64, 128, 256)
 

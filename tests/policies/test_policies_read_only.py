@@ -25,7 +25,6 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.site import BASELINES, Duration
 
-
 NOUNS = (
     nouns.Client, per_context.Cost, nouns.Group, nouns.Call, nouns.Gang, nouns.Context, nouns.Device, nouns.Library,
     nouns.Pilot, state.State, state.SourceState, state.Block,

@@ -29,7 +29,6 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import DefineFunction
 
-
 Make = Callable[..., Cluster]
 
 

@@ -22,7 +22,6 @@ from stoker.protocol.calls import FailureKind, Objective
 from stoker.protocol.ids import LibraryId
 from stoker.protocol.to_manager import Cancel
 
-
 Make = Callable[..., Toy]
 GB = 10**9
 

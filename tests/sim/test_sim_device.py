@@ -27,7 +27,6 @@ from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import DeviceId, LibraryId, RecipeKey
 
-
 GB = 1_000_000_000
 
 

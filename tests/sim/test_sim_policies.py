@@ -24,7 +24,6 @@ from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
-
 SOON = Objective(latency_s=2.0)
 
 

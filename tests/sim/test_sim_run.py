@@ -29,7 +29,6 @@ from stoker.manager.sim.world import Files, Links, Rate
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.site import Duration, Size
 
-
 GB = 1_000_000_000
 
 

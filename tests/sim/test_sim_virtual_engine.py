@@ -15,7 +15,6 @@ from stoker.manager.sim.batch_run import RequestEnd, TimedRequest, batch_run
 from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 
-
 TIMES = step_times()
 REQUESTS = st.lists(
     st.builds(

@@ -31,7 +31,6 @@ from stoker.manager.study.plots import SHARES, Curves, curves_of, thinned, write
 from stoker.site import Duration
 from stoker.whole_files import draft_of
 
-
 FACTS = {"scenario": "small", "policy": "default", "seed": 7, "complete": True}
 
 

@@ -35,7 +35,6 @@ from stoker.manager.study.running import (
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
 from stoker.site import BASELINES
 
-
 NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
 POLICIES = ("default", NO_AWARENESS)
 

@@ -33,7 +33,6 @@ from stoker.manager.study.scenario import (
 )
 from stoker.protocol.ids import LibraryId
 
-
 TEXT = """\
 name = "small"
 
