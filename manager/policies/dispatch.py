@@ -160,7 +160,6 @@ def _with_free_slot(context: Context) -> Iterable[Library]:
 
 
 def _next_gang(context: Context) -> Call | None:
-    """Return the first waiting gang for which enough libraries are ready, free or not."""
     if not context.queue.gangs:
         return None
     ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())

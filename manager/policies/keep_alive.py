@@ -34,13 +34,11 @@ class IdleTimers:
         """Libraries that have a timer."""
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
-        """Set a timer for a library that has nothing to do."""
         if library.id in self._set or not _does_nothing(library):
             return ()
         return self._after_idling(view, library)
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
-        """Unload the library of a timer, or set the timer again. Ignores timers of others."""
         if not key.startswith(_PREFIX):
             return ()
         id = LibraryId(int(key.removeprefix(_PREFIX)))
@@ -109,7 +107,6 @@ def room_for_pilots(view: View, context: Context) -> int | None:
 
 
 def unable(view: View, context: Context) -> list[Library]:
-    """Return idle libraries whose walltime is too short for the next waiting call, longest idle first."""
     call = _next_single(context)
     if call is None:
         return []
@@ -142,7 +139,6 @@ class KeepAlive:
         """When the timer of a context fires, by recipe key."""
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
-        """Unload an idle library now, or set a timer for the end of its keep-alive."""
         context, limits = library.context, library.context.limits
         is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that still waits
         staying = sum(
@@ -159,7 +155,6 @@ class KeepAlive:
         return tuple(self._unload_expired(view, context, limits.keep_alive_s))
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
-        """Unload expired libraries and set the next timer. Ignores timers of others."""
         if not key.startswith(_PREFIX):
             return ()
         recipe = key.removeprefix(_PREFIX)

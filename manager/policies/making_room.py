@@ -33,12 +33,10 @@ _Rank = Callable[[Library], tuple[float, ...]]
 
 
 def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
-    """True: every library may leave."""
     return True
 
 
 def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
-    """Return just enough idle libraries, least recently used first."""
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
     if loading or not any(other.idle for other in view.contexts.values() if other is not context):
         return []

@@ -28,7 +28,6 @@ def why_nowhere(
 
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
-    """Fail waiting gangs that want more libraries than this site could ever hold at once."""
     if not context.queue.gangs:
         return []
     limit = context.limits.most or math.inf

@@ -290,7 +290,6 @@ def _kept(context: Context) -> int:
 
 
 def _corner(device: Device) -> int:
-    """Return what a context of unknown size leaves free for calls without a context."""
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 
@@ -301,7 +300,6 @@ class WholeDevice(LoadWhereWanted):
     """Residency: one library a device, whatever its context needs, as batch systems assign GPUs."""
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the whole device, or more for a context that is known to be larger."""
         return max(device.facts.memory_bytes, known_bytes(context, device.facts))
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
@@ -309,5 +307,4 @@ class WholeDevice(LoadWhereWanted):
         return min(device.facts.memory_bytes for device in devices)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return what it was promised."""
         return library.promised_bytes

@@ -43,7 +43,6 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
 
 
 def bare_bytes(facts: DeviceFacts) -> int:
-    """Return the bytes promised to a library without a loader."""
     if takes_one_process(facts):
         return facts.memory_bytes
     return min(BARE_BYTES, facts.memory_bytes // 8)
@@ -103,20 +102,16 @@ def may_load(view: View, context: Context, device: Device, *, desperate: bool = 
 
 
 def failures(context: Context, pilot: Pilot) -> int:
-    """Return how often the context failed to load on a pilot since its last success."""
     return context.failed_on.get(pilot.id, 0)
 
 
 def ranks(context: Context) -> list[int]:
-    """Return the failure counts of pilots, best first."""
     return sorted({0, *context.failed_on.values()})
 
 
 def is_probed(context: Context) -> bool:
-    """True after a failed load, until one has worked."""
     return context.load_failures > 0
 
 
 def probes(alive: Iterable[Library]) -> int:
-    """Return how many libraries of a probed context may be loaded now."""
     return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1

@@ -69,7 +69,6 @@ class Agenda:
         return most
 
     def halt(self) -> None:
-        """Stop the current `steps` after this entry."""
         self._halted = True
 
     @property

@@ -22,8 +22,6 @@ _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
 
 
 class _Job:
-    """One block in the batch system."""
-
     def __init__(self, id: BlockId, ordinal: int) -> None:
         self.id = id
         self.ordinal = ordinal
@@ -34,8 +32,6 @@ class _Job:
 
 
 class BatchSystem:
-    """One source of pilots."""
-
     def __init__(self, sim: PilotSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
@@ -53,7 +49,6 @@ class BatchSystem:
 
     @property
     def source(self) -> Source:
-        """The source as a site file describes it to the manager."""
         model = self.model
         return Source(
             name=model.name, rule=model.rule, first=model.init_blocks, least=model.min_blocks, most=model.max_blocks,
@@ -64,7 +59,6 @@ class BatchSystem:
     # ---- what the manager asks of it
 
     def submit(self, order: BlockOrder) -> None:
-        """Queue a block."""
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
         self._submitted += 1
         self._note(Happened.BLOCK_ASKED, job)
@@ -74,7 +68,6 @@ class BatchSystem:
         self._sim.agenda.after(wait_s, self._eligible, job)
 
     def cancel(self, block: BlockId) -> None:
-        """Cancel a block."""
         job = self._jobs.get(block)
         if job is not None:
             self._ends(job, "cancelled")
@@ -117,7 +110,6 @@ class BatchSystem:
             sim.agenda.after(boot_s, pilot.join)
 
     def pilot_left(self, pilot: SimPilot) -> None:
-        """End a block when its last pilot has left."""
         job = self._jobs.get(BlockId(pilot.block))
         if job is not None and not job.over:
             job.pilots.pop(pilot, None)

@@ -28,8 +28,6 @@ class TimedRequest(msgspec.Struct, frozen=True):
 
 
 class RequestEnd(msgspec.Struct, frozen=True):
-    """When a request's first and last token came."""
-
     first_at: float
     ended_at: float
 

@@ -99,7 +99,6 @@ class Supply:
         self._amounts = [0.0, *accumulate(spans)] if self._times else []
 
     def until(self, at: float) -> float:
-        """Return the work possible until a time."""
         place = bisect_right(self._times, at) - 1
         if place < 0:
             return 0.0
@@ -167,13 +166,11 @@ class Placement(msgspec.Struct, frozen=True):
     """Least step times of its engine."""
 
     def run_s(self, call: LeastCall) -> float:
-        """Return the least seconds of a call here."""
         if self.floor is not None:
             return self.floor.run_s(call.prompt, call.output)
         return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
 
     def device_s(self, call: LeastCall) -> float:
-        """Return the least device-seconds of a call here."""
         return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
 
 
@@ -277,8 +274,6 @@ def _pilot_at(source: SourceModel) -> float:
 
 
 class Limit(enum.Enum):
-    """The limit of a run."""
-
     DEVICES = "device time"
     CALL = "one call"
     STORAGE = "the shared storage"
@@ -294,7 +289,6 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
-    """Return the earliest end of a run of this world with these calls under this seed."""
     chance, calls = Stream(seed, "calls"), list[LeastCall]()
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
@@ -355,7 +349,6 @@ class _Case:
         return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
 
     def all_calls(self) -> Iterator[float]:
-        """Bounds by all devices together, one for each way of looking at them."""
         at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
         for prices in self._prices():
             yield self._runs(prices)
@@ -377,7 +370,6 @@ class _Case:
         yield from map(dict, tried)
 
     def _runs(self, prices: _Prices) -> float:
-        """Bound by calls alone, on devices where a context is loaded. Later arrivals are done later."""
         parts = []
         for number, source, mine in self._sources():
             may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)

@@ -55,7 +55,6 @@ def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
 
 
 def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
-    """Yield a sentence for each setting that is possible but hardly meant."""
     models = [(name, world.contexts[name]) for name in wanted]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
@@ -183,7 +182,6 @@ def _parts(world: World) -> _Problems:
 
 
 def _engines(world: World) -> _Problems:
-    """Contexts that have an engine on some devices, and could be loaded on others."""
     for name, model in world.contexts.items():
         at = ("contexts", name)
         for kind in filter(None, model.engine):
@@ -256,7 +254,6 @@ def _suits(world: World, model: ContextModel, source: SourceModel) -> bool:
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
-    """Return the least seconds from a block's start to a loaded context, without spreads."""
     links = world.links
     size = sum(files.size_bytes for files in model.files)
     if model.awareness is Awareness.NONE:
@@ -279,7 +276,6 @@ def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the nearest known one, or all of them."""
     names = list(known)
     otherwise = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
     return did_you_mean(name, names, otherwise=otherwise)

@@ -55,18 +55,14 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prompt(self) -> int:
-        """Tokens that an engine reads for it."""
         return max(1, self.input_length)
 
     @property
     def written(self) -> int:
-        """Tokens that an engine writes for it."""
         return self.output or self.expected_output or 1
 
 
 class SimClient:
-    """The one client of a simulated session."""
-
     def __init__(self, sim: Surroundings, arrivals: Iterable[Arrival]) -> None:
         self.id = ClientId("client")
         self._sim = sim
@@ -87,11 +83,9 @@ class SimClient:
 
     @property
     def done(self) -> bool:
-        """True once every call has arrived and ended."""
         return self._next is None and self.ended == self.submitted
 
     def start(self) -> None:
-        """Join, and wait for the first call."""
         self._say(to_manager.ClientHello(wire.VERSION, self._sim.session))
         self._expect()
 
@@ -120,7 +114,6 @@ class SimClient:
         self._expect()
 
     def _together(self, arrivals: list[Arrival]) -> to_manager.Submit:
-        """Return one message for calls with equal options. Their deadline counts from the first of them."""
         sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
         for arrival in arrivals:
             call = make_call_id(client=0, sequence=self.submitted)
@@ -166,7 +159,6 @@ class SimClient:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
     def hear(self, message: to_client.ToClient) -> None:
-        """Take results; ignore other messages."""
         if not isinstance(message, to_client.Results):
             return
         for end in message.ends:
@@ -196,7 +188,6 @@ class SimClient:
 
 
 def recipe_of(name: str, model: ContextModel) -> Recipe:
-    """Return the recipe of a context of the world."""
     kept = model.awareness is not Awareness.NONE
     engine = model.engine_on(model.kinds[0] if model.kinds else "")
     grows = engine is not None and engine.token_bytes > 0

@@ -50,8 +50,6 @@ class RunningWork:
 
 
 class SimulatedDevice:
-    """One device of a simulated pilot."""
-
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._works: dict[RunningWork, None] = {}
@@ -75,11 +73,9 @@ class SimulatedDevice:
 
     @property
     def is_idle(self) -> bool:
-        """True while nothing runs."""
         return not self._works
 
     def shorten(self, work: RunningWork, seconds: float) -> None:
-        """Set the total time of running work at full speed."""
         reached_s = self.reached(work)
         work.seconds, work._since = seconds, self._agenda.now
         work._left_s = max(0.0, seconds - reached_s)
@@ -88,7 +84,6 @@ class SimulatedDevice:
         work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
 
     def stop(self, work: RunningWork) -> float:
-        """Stop work on all its devices. Return the share that was done."""
         left_s = self._left_s(work)
         if work._entry is not None:
             cancel(work._entry)
@@ -97,31 +92,25 @@ class SimulatedDevice:
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
 
     def reached(self, work: RunningWork) -> float:
-        """Return how much is done, in seconds at full speed."""
         return work.seconds - self._left_s(work)
 
     def done(self, work: RunningWork) -> float:
-        """End work. Return its seconds by the clock."""
         for device in work._devices:
             device._leave(work)
         return self._agenda.now - work.began_at if work._slowed else work.seconds
 
     def busy_s(self, now: float) -> float:
-        """Return the seconds until now in which any call ran."""
         return self._busy_s + (now - self._busy_since if self._works else 0.0)
 
     def held_s(self, now: float) -> float:
-        """Return the seconds until now in which any library had the device."""
         return self._held_s + (now - self._held_since if self._holders else 0.0)
 
     def hold(self) -> None:
-        """Count one more library."""
         if not self._holders:
             self._held_since = self._agenda.now
         self._holders += 1
 
     def let_go(self) -> None:
-        """Count one library less."""
         self._holders -= 1
         if not self._holders:
             self._held_s += self._agenda.now - self._held_since
@@ -217,7 +206,6 @@ class DeviceTurns:
         self._choose_soon()
 
     def ended(self, taker: TurnTaker, *, again: bool) -> None:
-        """End a turn; `again`: request another one."""
         del self._computing[taker]
         if again:
             self._waiting[taker] = self._agenda.now

@@ -33,8 +33,6 @@ class SharedLink:
 
 
 class _Flow:
-    """One path of a transfer."""
-
     __slots__ = ("links", "rate", "transfer")
 
     def __init__(self, transfer: Transfer, links: tuple[SharedLink, ...]) -> None:
@@ -59,8 +57,6 @@ class Transfer:
 
 
 class Network:
-    """Links and their transfers."""
-
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._touched: dict[SharedLink, None] = {}
@@ -75,7 +71,6 @@ class Network:
         return transfer
 
     def lead(self, transfer: Transfer, paths: Sequence[Iterable[SharedLink]]) -> None:
-        """Move the rest along these paths."""
         self._settle(transfer)
         self._leave(transfer)
         transfer.moved = {}
@@ -88,7 +83,6 @@ class Network:
         self._plan()
 
     def stop(self, transfer: Transfer) -> None:
-        """Stop a transfer."""
         self._settle(transfer)
         self._leave(transfer)
         transfer._flows = ()
@@ -206,8 +200,6 @@ class SharedFiles:
 
 
 class Machine:
-    """One node: its links, disk and page cache."""
-
     def __init__(self, name: str, links: Links) -> None:
         self.shared = SharedLink(f"{name} shared", links.shared_node)
         self.inward = SharedLink(f"{name} in", links.network)

@@ -30,8 +30,6 @@ from stoker.units import show_bytes
 
 
 class LibraryHost(Protocol):
-    """The pilot of a library's process."""
-
     id: PilotId
     number: int
     kind: str
@@ -101,13 +99,11 @@ class SimLibrary:
             device.hold()
 
     def say(self, message: to_agent.ToAgent) -> None:
-        """Send the pilot a message."""
         self.pilot.handle(FromLibrary(self.number, (message,)))
 
     # ---- from the start to the context
 
     def start(self) -> None:
-        """Start the process: its objects are here."""
         self._started_at = self.sim.agenda.now
         self.sim.agenda.after(self.model.start_s, self._load)
 
@@ -177,7 +173,6 @@ class SimLibrary:
     # ---- what its pilot says
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Carry out a message of the pilot."""
         match message:
             case to_library.Run():
                 self._run(message.calls, gang=message.gang)
@@ -290,7 +285,6 @@ class SimLibrary:
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
     def served(self, call: CallId) -> None:
-        """End a call whose last token the engine has written."""
         sim, run = self.sim, self.running[call]
         assert isinstance(run, EngineRun)
         sim.calls_log.ended(sim.agenda.now, run.spec, self.where, rank=0, items=1)
@@ -323,7 +317,6 @@ class SimLibrary:
         return cold
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """Report the end of a call, or of its part of one, and start the next."""
         del self.running[call]
         self._served += 1
         self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
@@ -340,7 +333,6 @@ class SimLibrary:
     # ---- the end
 
     def end(self) -> None:
-        """End the process and tell the pilot."""
         if self.is_over:
             return
         ran = tuple(self.running)
@@ -348,7 +340,6 @@ class SimLibrary:
         self.pilot.handle(ProcessEnded(self.number, running=ran))
 
     def vanish(self) -> None:
-        """Stop everything without a message."""
         if self.is_over:
             return
         self.is_over = True

@@ -94,8 +94,6 @@ class Happened(enum.IntEnum):
 
 
 class EventLog:
-    """Rows in order of time."""
-
     def __init__(self) -> None:
         self.at_s = array("d")
         self.what = array("B")
@@ -109,7 +107,6 @@ class EventLog:
         self, at_s: float, what: Happened, *, call: int = -1, library: int = -1, pilot: int = -1, block: int = -1,
         value: float = 0.0,
     ) -> None:  # fmt: skip
-        """Add a row."""
         self.at_s.append(at_s)
         self.what.append(what)
         self.call.append(call)
@@ -122,7 +119,6 @@ class EventLog:
         return len(self.at_s)
 
     def digest(self) -> str:
-        """Return a digest that is equal for equal runs."""
         digest = blake2b(digest_size=16)
         for column in (self.at_s, self.what, self.call, self.library, self.pilot, self.block, self.value):
             digest.update(column.tobytes())
@@ -163,7 +159,6 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def ttft_s(self) -> float:
-        """Time to first token."""
         return self.first_at - self.came_at
 
     @property
@@ -233,7 +228,6 @@ class EachCall:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
 
     def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
-        """It runs."""
         what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
@@ -248,11 +242,9 @@ class EachCall:
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
-        """Its program received an error."""
         self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
 
     def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
-        """A call to an engine ended: when its tokens came."""
         note = self._log.note
         if ok:
             note(at_s, Happened.TOKEN_FIRST, call=call, value=times.ttft_s)
@@ -290,7 +282,6 @@ class CountedCalls:
         self._first = True
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
-        """A program has the call."""
         self._open[call] = at_s
         self._fresh.add(call)
         self._add(at_s, Happened.CALLS_CAME)
@@ -299,7 +290,6 @@ class CountedCalls:
             self._write(at_s)
 
     def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
-        """It runs."""
         call = spec.call
         if rank:
             self._parts[call, rank] = at_s
@@ -338,7 +328,6 @@ class CountedCalls:
             self._add(at_s, Happened.CALLS_BACK)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
-        """Its program received an error."""
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
@@ -347,7 +336,6 @@ class CountedCalls:
         self._add(at_s, Happened.CALLS_FAILED)
 
     def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
-        """A call to an engine ended."""
         if ok:
             self._tokens[Happened.TOKEN_FIRST].add(times.ttft_s)
             if times.seen > 1:
@@ -357,7 +345,6 @@ class CountedCalls:
             self._objectives[ok and times.is_met] += 1
 
     def close(self, at_s: float) -> None:
-        """Write the rest, and the classes of times. Calls that never began have waited until now."""
         self._write(at_s)
         for call in self._fresh:
             self._waits.add(at_s - self._open[call])

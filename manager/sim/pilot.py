@@ -69,8 +69,6 @@ class _Fetch:
 
 
 class Fetching:
-    """A pilot's objects that are not here yet."""
-
     def __init__(self, pilot: SimPilot) -> None:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
@@ -82,13 +80,11 @@ class Fetching:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
 
     def stop(self, name: str) -> None:
-        """Stop fetching an object."""
         fetch = self._fetches.pop(name, None)
         if fetch is not None and fetch.transfer is not None:
             self._pilot.sim.network.stop(fetch.transfer)
 
     def told(self, order: to_pilot.FetchObject) -> None:
-        """Fetch an object from these sources from now on."""
         fetch = self._fetches.get(order.object.name)
         if fetch is None or fetch.bytes_here:
             return
@@ -169,7 +165,6 @@ class Fetching:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
     def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
-        """Complete another pilot's fetch once the object is whole here."""
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
@@ -231,8 +226,6 @@ class PilotSurroundings(Surroundings, Protocol):
 
 
 class SimPilot:
-    """One pilot on one simulated node."""
-
     def __init__(self, sim: PilotSurroundings, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
         self.sim = sim
         self.number = number
@@ -265,7 +258,6 @@ class SimPilot:
         self._timers: dict[str, Entry] = {}
 
     def join(self) -> None:
-        """Connect to the manager."""
         if not self.here:
             return
         sim = self.sim
@@ -275,14 +267,12 @@ class SimPilot:
         self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
-        """Handle a message of the manager."""
         if self.here:
             self.handle(FromManager(message))
 
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Give the core an event and carry out its commands."""
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
             handled = self._queue.handle(Tick()) - 1  # tick again if it led to something
@@ -396,20 +386,16 @@ class SimPilot:
         self.vanish()
 
     def busy_s(self, now: float) -> float:
-        """Return the device-seconds until now in which any call ran."""
         return sum(device.busy_s(now) for device in self.computes.values())
 
     def warm_s(self, now: float) -> float:
-        """Return the device-seconds until now in which any library had a device."""
         return sum(device.held_s(now) for device in self.computes.values())
 
     def steps(self) -> list[StepCounts]:
-        """Return the step counts of its present engines."""
         alive = [library for library in self.libraries.values() if not library.is_over]
         return [library.batch.engine.counts for library in alive if library.batch is not None]
 
     def vanish(self) -> None:
-        """End it, whatever it does."""
         if not self.here:
             return
         self.here = False
@@ -425,5 +411,4 @@ class SimPilot:
 
 
 def object_of(name: str, size_bytes: int) -> ObjectRef:
-    """Return a set of files as an object that pilots share."""
     return ObjectRef(name=name, size_bytes=int(size_bytes), source=f"/shared/{name}")

@@ -176,7 +176,6 @@ class Simulation:
     # ---- between the core and the world
 
     def handle(self, event: Event) -> None:
-        """Give the core an event and carry out its commands."""
         self.core_events += 1
         try:
             commands = self.core.handle(event, self.agenda.now)
@@ -233,17 +232,14 @@ class Simulation:
                 pass
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        """Send an update of the batch system to the manager."""
         self.handle(FromClient(_FACTORY, 0, [update]))
 
     # ---- what the world's parts use
 
     def items_of(self, spec: CallSpec) -> int:
-        """Return the real number of items of a call."""
         return self.really.get(spec.call) or items_of(spec)
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        """Return the step times of a context's engine on a kind of device."""
         engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
         assert engine is not None
         same = id(engine.times), speed  # models of one size have one table
@@ -252,7 +248,6 @@ class Simulation:
         return self._step_seconds[same]
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a block that has started."""
         number = self._made_pilots
         self._made_pilots += 1
         pilot = SimPilot(self, source, block=block, number=number, ends_at=ends_at)
@@ -260,7 +255,6 @@ class Simulation:
         return pilot
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """Remove a pilot, and end its block with the last one."""
         self.pilots.pop(pilot.id, None)
         for batch in self._batch.values():
             batch.pilot_left(pilot)

@@ -76,7 +76,6 @@ def speedup(size: int, *, efficiency: float) -> float:
 
 
 def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
-    """Return the best speedup of a gang between two sizes."""
     return max(speedup(size, efficiency=efficiency) for size in gang)
 
 
@@ -87,7 +86,6 @@ class WorkDone(NamedTuple):
     items: float = 0.0
 
     def written(self) -> bytes:
-        """As the state in a progress report."""
         return f"{self.head!r} {self.items!r}".encode()
 
 
@@ -95,7 +93,6 @@ NOTHING = WorkDone()
 
 
 def done_of(spec: CallSpec) -> WorkDone:
-    """Return what was done before a call came here."""
     return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
 
 
@@ -113,7 +110,6 @@ class RunCourse(msgspec.Struct, frozen=True, gc=False):
     whole_s: float
 
     def after(self, seconds: float) -> WorkDone:
-        """Return what is done after `seconds`."""
         if seconds < self.first_s:
             head = max(0.0, seconds - self.meet_s) / (self.first_s - self.meet_s) if self.first_s > self.meet_s else 1.0
             return WorkDone(self.before.head + (1.0 - self.before.head) * head, self.before.items)
@@ -250,7 +246,6 @@ class CallRun:
         return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
-        """Report progress, from the first item on: the time before is no part of the pace."""
         reached_s = self.members[0].devices[0].reached(self.work)
         if reached_s < self._course.first_s - TICK_S:
             self._next = self._sim.agenda.after(self._course.first_s - reached_s, self._tell)

@@ -33,7 +33,6 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
     began_at: float
 
     def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
-        """Remove it. Nothing is kept but the tokens that its program has."""
         self.batch.remove(self.spec.call)
         sim = library.sim
         sim.calls_log.stopped(sim.agenda.now, self.spec, library.where, rank=0, kept_s=0.0)
@@ -41,8 +40,6 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServedBatch:
-    """The engine of one library and its steps."""
-
     def __init__(
         self, library: LibraryProcess, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
     ) -> None:
@@ -72,7 +69,6 @@ class ServedBatch:
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
-        """Return the bytes of each device for a call next to those served."""
         features = spec.features
         tokens = self.engine.batch.peak_tokens(
             prompt=self._sim.tokens[spec.call].prompt, output=features.expected_output if features is not None else 0
@@ -99,7 +95,6 @@ class ServedBatch:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
 
     def begin(self, spec: CallSpec) -> EngineRun | str:
-        """Add a call. Return its run, or why the engine can never serve it."""
         now = self._sim.agenda.now
         times = self._sim.tokens[spec.call]
         why = self.engine.why_not(times)
@@ -131,7 +126,6 @@ class ServedBatch:
             self._turns.leave(self)
 
     def resume(self) -> None:
-        """End a pause."""
         self._paused_until = 0.0
         if len(self.engine) and self._work is None and not self._library.is_over:
             self._turns.ask(self)
@@ -143,7 +137,6 @@ class ServedBatch:
         return not why
 
     def vanish(self) -> None:
-        """Stop with the process."""
         if self._work is not None:
             self._library.devices[0].stop(self._work)
             self._end_work()
@@ -161,7 +154,6 @@ class ServedBatch:
     # ---- turns
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Compute the next step (`device.TurnTaker`)."""
         now, devices = self._sim.agenda.now, self._library.devices
         at = self._ended_at if abs(self._ended_at - now) <= TICK_S else now
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):

@@ -15,7 +15,6 @@ from stoker.protocol.ids import BlockId
 
 
 def broken_transfers(transfers: Transfers) -> Iterator[str]:
-    """Yield broken invariants of the transfers, in words."""
     if transfers.unsettled or transfers.freed or transfers.changed:
         yield "an event ended with transfers that were not planned"
     for peer in transfers.peers.values():
@@ -128,7 +127,6 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
 
 
 def validate(state: State) -> None:
-    """Raise AssertionError that names a broken invariant."""
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())

@@ -39,7 +39,6 @@ class StepCounts(msgspec.Struct):
     evictions: int = 0
 
     def add(self, other: StepCounts) -> None:
-        """Add the counts of another engine."""
         most = max(self.most_running, other.most_running)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -75,17 +74,14 @@ class VirtualEngine:
 
     @property
     def is_computing(self) -> bool:
-        """True while a step runs."""
         return bool(self._ahead)
 
     @property
     def is_leaping(self) -> bool:
-        """True while several steps run as one piece of work."""
         return len(self._ahead) > 1
 
     @property
     def ends_at(self) -> float:
-        """End of the current work."""
         return self._ahead[-1]
 
     @property
@@ -103,7 +99,6 @@ class VirtualEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """The load of its batch, now and so far."""
         running, waiting = len(self.batch.running), len(self.batch.waiting)
         return EngineLoad(running, waiting, **msgspec.structs.asdict(self.counts), rows=self.batch.limits.rows)
 
@@ -249,7 +244,6 @@ class VirtualEngine:
         self._settle()
 
     def _settle(self) -> list[int]:
-        """Apply the ended steps of the burst to batch and programs. Return the requests that ended."""
         step, ends, ended = self._step, self._behind, list[int]()
         if step is not None and ends:
             count = len(ends)

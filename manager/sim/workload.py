@@ -67,7 +67,6 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def objective(self) -> Objective:
-        """The same as calls have it."""
         return Objective(
             ttft_s=float(self.ttft_s), tpot_s=float(self.tpot_s), ttft_per_token_s=float(self.ttft_per_token_s),
             ttft_most_s=float(self.ttft_most_s),
@@ -241,7 +240,6 @@ Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
 
 
 def contexts_of(workload: Workload) -> tuple[str, ...]:
-    """Return the contexts that the settings name, each once. Rows of a CSV may name more."""
     context = workload.context
     named: list[str] = [context] if isinstance(context, str) else list(context)
     if isinstance(workload, Trace):
@@ -250,13 +248,11 @@ def contexts_of(workload: Workload) -> tuple[str, ...]:
 
 
 def has_deadlines(workload: Workload) -> bool:
-    """True if calls may have deadlines."""
     in_rows = isinstance(workload, Trace) and workload.format in (TraceFormat.ELASTICFLOW, TraceFormat.CSV)
     return bool(workload.deadline_s) or in_rows
 
 
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
-    """Yield the calls in order of time, equal for equal seeds on every machine."""
     dress = _Dress(workload, seed)
     if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
@@ -276,8 +272,6 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
 
 
 class _Dress:
-    """Makes calls of times: their contexts and lengths."""
-
     def __init__(self, workload: Generated, seed: int) -> None:
         self._of = workload
         self._which = Stream(seed, "arrivals/contexts")
@@ -362,7 +356,6 @@ def _ns(seconds: float) -> int:
 
 
 def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the contexts of these names, each once: themselves, or the runtimes of a family."""
     families = _families(world)
     return tuple(dict.fromkeys(context for name in names for context in families.get(name, (name,))))
 

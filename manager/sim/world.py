@@ -62,7 +62,6 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("cache_tokens: with token the cache is what the reservation has room for; leave it out")
 
     def limits(self, memory_bytes: int) -> BatchLimits:
-        """Return the limits of a batch in a library with this reservation of each device."""
         cache_tokens = self.cache_tokens
         if self.token_bytes:
             cache_tokens = max(1, (memory_bytes - self.weights_bytes) // self.token_bytes)
@@ -84,11 +83,9 @@ class EngineFloor:
         self._speed = speed
 
     def run_s(self, prompt: int, output: int) -> float:
-        """Return the seconds from its beginning to its last token."""
         return self._without_rounding(self._read_s * (prompt - 1) + self._step_s * (output - 1), output)
 
     def device_s(self, prompt: int, output: int) -> float:
-        """Return the device-seconds that it takes."""
         return self._without_rounding(self._read_s * (prompt - 1) + self._token_s * (output - 1), output)
 
     def _without_rounding(self, seconds: float, steps: int) -> float:
@@ -213,7 +210,6 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.engine.get(kind) or self.engine.get("")
 
     def slots_on(self, kind: str) -> int:
-        """Calls that a library on this kind of device runs at once."""
         engine = self.engine_on(kind)
         return self.slots or (engine.rows if engine is not None else 1)
 
@@ -269,7 +265,6 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
     @property
     def steps(self) -> tuple[tuple[float, int], ...]:
-        """The capacity as steps."""
         return ((0.0, self.capacity),) if isinstance(self.capacity, int) else self.capacity
 
 
@@ -289,8 +284,6 @@ class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A whole world."""
-
     devices: dict[str, DeviceKind]
     sources: tuple[SourceModel, ...]
     contexts: dict[str, ContextModel]

@@ -81,8 +81,6 @@ class RecordedRun(msgspec.Struct, frozen=True):
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """A call and its arrival."""
-
     at: float
     call: int
     recipe: str
@@ -131,19 +129,16 @@ class RecordedSession:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """Calls that ran to an end, in order of arrival."""
         return [call for call in self.asked.values() if call.call in self.ended]
 
     @property
     def makespan_s(self) -> float:
-        """From the first of these calls to the last end."""
         calls = self.calls
         return max(self.ended.values()) - calls[0].at if calls else 0.0
 
     # ---- while it is read
 
     def begin(self, state: State, *, since: float) -> None:
-        """Start from the snapshot of a compacted journal."""
         self.since = since
         self.recipes = {key: context.recipe for key, context in state.contexts.items()}
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
@@ -166,7 +161,6 @@ class RecordedSession:
             )
 
     def happened(self, now: float, event: Event) -> None:
-        """Record an event."""
         match event:
             case FromClient(messages=messages):
                 for message in messages:
@@ -182,7 +176,6 @@ class RecordedSession:
                 self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
-        """Record the core's commands."""
         for command in commands:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
@@ -347,7 +340,6 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
 
 
 def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
-    """Return a source per kind of node, with the capacity that was there at each moment."""
     groups: dict[tuple[str, int, int], list[RecordedStay]] = defaultdict(list)
     for stay in stays:
         if stay.came_at <= until and stay.devices:
@@ -445,7 +437,6 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
 
 
 def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return the seconds that a library adds to each call, and those of a message."""
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0

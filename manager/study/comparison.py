@@ -48,7 +48,6 @@ DONE_AFTER, ITEMS_PER_S, WAIT_P95_S, SPEED = "done_after_s", "items_per_s", "wai
 
 
 def columns_for(scenario: Scenario) -> tuple[Column, ...]:
-    """Return the columns that matter for a scenario."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
     in_time = (
         Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0),
@@ -90,7 +89,6 @@ _TOKENS = (
 
 
 def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Return the runs with their seed's bound, which only the first policy's runs compute."""
     known = {run.seed: run.figures.bound_s for run in runs if run.figures.bound_s is not None}
     return [replace(run, figures=replace(run.figures, bound_s=known.get(run.seed))) for run in runs]
 
@@ -160,7 +158,6 @@ def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
 
 
 def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario: Scenario) -> list[str]:
-    """Return a sentence per policy on how it compares with the first."""
     worth = worth_for(scenario, runs)
     first, *others = [row.policy for row in rows] or [""]
     found = (_stand(runs, other, first, worth) for other in others)

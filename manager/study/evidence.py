@@ -36,8 +36,6 @@ _HOUR_S = 3600.0
 
 
 class Sureness(enum.Enum):
-    """How reliable a forecast is."""
-
     GOOD = "good"
     """Measured here, often enough."""
     FAIR = "fair"
@@ -61,17 +59,14 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
-        """Calls in all."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
-        """The function's own name."""
         return self.function.rpartition(":")[2]
 
     @property
     def larger(self) -> float:
-        """Inputs of a call over inputs of a measured one."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
@@ -118,14 +113,11 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def sureness(self) -> Sureness:
-        """The least of its reasons."""
         order = list(Sureness)
         return max((reason.sureness for reason in self.reasons), key=order.index, default=Sureness.POOR)
 
 
 class MeasuredCosts(Protocol):
-    """The performance store, or estimates from similar recipes."""
-
     def recipes_of(self, function: str) -> list[Remembered]:
         """Return recipes with measured calls of a function, the last one first."""
 

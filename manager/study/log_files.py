@@ -133,7 +133,6 @@ def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int
 
 
 def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
-    """Yield the events of the timeline."""
     yield _name("process_name", "run", pid=_RUN)
     yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
     yield from _counted("devices", curves.devices.at_s, curves.devices.values)
@@ -164,8 +163,6 @@ class _Span:
 
 
 class _LibraryRows:
-    """The rows of a library."""
-
     def __init__(self, pilot: int, ordered_at: float) -> None:
         self.pilot = pilot
         self.ordered_at = ordered_at

@@ -41,12 +41,10 @@ class Steps:
             self.values.append(value)
 
     def value(self, at_s: float) -> float:
-        """Return the value at a time."""
         place = bisect_right(self.at_s, at_s)
         return self.values[place - 1] if place else 0.0
 
     def integral(self, *, from_s: float = 0.0, until_s: float) -> float:
-        """Return value times seconds between two times."""
         total, before, value = 0.0, from_s, self.value(from_s)
         for place in range(bisect_right(self.at_s, from_s), bisect_right(self.at_s, until_s)):
             total += value * (self.at_s[place] - before)
@@ -55,7 +53,6 @@ class Steps:
 
     @property
     def highest(self) -> float:
-        """The largest value; 0 without any."""
         return max(self.values, default=0.0)
 
 
@@ -92,7 +89,6 @@ class Measures(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> int:
-        """Deadlines that were missed."""
         return len(self.late)
 
     @property
@@ -102,7 +98,6 @@ class Measures(msgspec.Struct, frozen=True):
 
     @property
     def makespan_s(self) -> float:
-        """From the first arrival to the last end."""
         return self.ended_at - self.began_at
 
 
@@ -112,8 +107,6 @@ def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
 
 
 class _Pass:
-    """The state of a pass over the log."""
-
     def __init__(self, log: EventLog) -> None:
         self.log = log
         self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
@@ -148,7 +141,6 @@ class _Pass:
         """Blocks of each source."""
 
     def result(self, until_s: float | None) -> Measures:
-        """Read the log, each row with the method of its event's name, and sum up."""
         log = self.log
         names = {event: f"_{event.name.lower()}" for event in Happened}
         hears: dict[int, Callable[[float, int], None]] = {
@@ -420,12 +412,10 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def violations(self) -> float | None:
-        """Share of the deadlines that were missed."""
         return None if self.in_time is None else 1.0 - self.in_time
 
 
 def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
-    """Return the figures of a measured run."""
     violations = measured.violations
     waits = measured.waits_s or [0.0]
     return Figures(

@@ -46,7 +46,6 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 def curves_of(measures: Measures) -> Curves:
-    """Return the curves of a measured run."""
     return Curves(
         measures.ended_at,
         thinned(measures.completed),
@@ -125,7 +124,6 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
 
 @contextmanager
 def style() -> Iterator[Callable[..., Any]]:
-    """Apply our settings instead of the user's. Yields the class of figures, which need no display."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -148,7 +146,6 @@ def _until_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], fl
 
 
 def _over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
-    """Draw a curve per policy. Ended runs have no devices and no queue."""
     end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
     unit_s, unit = _unit(end_s)

@@ -106,7 +106,6 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
 def results_of(
     scenario: Scenario, runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, complete: bool
 ) -> StudyResults:
-    """Return what `results.json` and `--json` say."""
     facts = [
         RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
         for run in runs
@@ -117,7 +116,6 @@ def results_of(
 def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
-    """Write the results of runs, cheap ones first. A missing plot has a reason."""
     logs = tuple(sorted(run.log for run in runs))
     yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))

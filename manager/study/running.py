@@ -116,7 +116,6 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes that are started in this block never receive Ctrl-C: the parent answers it."""
     resource_tracker.ensure_running()  # starting a process does it too, and would unblock SIGINT below
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

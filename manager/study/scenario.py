@@ -153,8 +153,6 @@ Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class CallDetail(enum.Enum):
-    """Detail of calls in a run's event log."""
-
     EACH = "each"
     COUNTED = "counted"
 
@@ -199,13 +197,11 @@ def check_policies(policies: Sequence[str], *, setting: str = "policies") -> Non
 
 
 def label(policy: str) -> str:
-    """Return a policy's name for people: the file's name without its folder."""
     file = policy_file(policy)
     return f"{Path(file).name}{policy[len(file) :]}" if file else policy
 
 
 def shipped() -> dict[str, Path]:
-    """Return the shipped scenario files by name."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").glob("*.toml"))}
 
 
@@ -298,7 +294,6 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def scenario_text(scenario: Scenario) -> str:
-    """Return the file that reads back as this scenario, without defaults."""
     return "\n".join(_table(scenario, at="")) + "\n"
 
 

@@ -25,12 +25,10 @@ class MeanEstimate(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
-        """Lower end of the interval."""
         return self.mean - (self.half_width or 0.0)
 
     @property
     def high(self) -> float:
-        """Upper end of the interval."""
         return self.mean + (self.half_width or 0.0)
 
 

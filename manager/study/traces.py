@@ -52,7 +52,6 @@ class TableRow:
         return field in self._columns
 
     def wrong(self, field: str, what: str) -> ConfigError:
-        """Return the error for a field of this row."""
         return wrong(self.path, self.line, field, what)
 
     def text(self, field: str) -> str:
@@ -130,7 +129,6 @@ def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """Return the error for a missing or damaged file."""
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
     return ConfigError(f"{show_path(path)}: {why}", file=str(path))
 
@@ -238,8 +236,6 @@ def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
 
 
 class _Names:
-    """Maps names of the trace to contexts."""
-
     def __init__(self, trace: Trace) -> None:
         given = (trace.context,) if isinstance(trace.context, str) else trace.context
         self._turns = cycle(given) if all(given) else None
@@ -359,8 +355,6 @@ def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
 
 
 class _TracedFunction(msgspec.Struct, frozen=True):
-    """One function: times and lengths of its requests."""
-
     name: str = msgspec.field(name="HashFunction")
     timestamps: tuple[float, ...]
     input: tuple[int, ...]

@@ -55,7 +55,6 @@ class LatencyTable(msgspec.Struct, frozen=True):
         return cls(tuple(points.items()))
 
     def mean_s(self, requests: float) -> float:
-        """Return the mean latency in seconds of this many requests."""
         points = self.points
         if requests <= points[0][0] or len(points) == 1:
             return points[0][1]
@@ -79,7 +78,6 @@ class RuntimeDemand(msgspec.Struct, frozen=True):
 
     @property
     def least(self) -> int:
-        """Instances that its requests fill (eq. 3)."""
         return floor(self.requests / self.capacity)
 
 

@@ -52,7 +52,6 @@ class MultiLevelQueue(HottestFirst):
         return self._times.capacity(context) if context.runs and not library.stuck else library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Run Algorithm 1 for a call."""
         if not is_runtime(call.group.context) or call.group.options.gang[1] > 1:
             return super().place(view, call)
         if not call.sent_at:

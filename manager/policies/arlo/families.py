@@ -24,7 +24,6 @@ def is_runtime(context: Context) -> bool:
 
 
 def runtimes_of(context: Context) -> tuple[Context, ...]:
-    """Return the known runtimes of a context's family, shortest first."""
     others = dict(context.lists)
     for shorter in context.listed_by.values():
         others[shorter.recipe.key] = shorter
@@ -43,17 +42,14 @@ class RuntimeTimes:
         """The latency that the last call of a family wanted, by recipe key."""
 
     def note(self, call: Call) -> None:
-        """Record the latency that a new call wants for its family."""
         context, wanted_s = call.group.context, call.group.options.objective.latency_s
         if wanted_s and self._wanted_s.get(context.recipe.key) != wanted_s:
             self._wanted_s.update({each.recipe.key: wanted_s for each in runtimes_of(context)})
 
     def objective_s(self, context: Context) -> float:
-        """Return the latency objective of a context's family in seconds."""
         return self._wanted_s.get(context.recipe.key, self._usual_s)
 
     def request_s(self, context: Context) -> float:
-        """Return the seconds of an instance for one call, divided among its slots."""
         if context.run_s > 0:
             return context.run_s / context.slots
         family = runtimes_of(context)
@@ -91,7 +87,6 @@ class ArrivalCounts:
         """When the first and the last call of each context arrived."""
 
     def came(self, context: Context, now: float) -> None:
-        """Count a call for its ideal runtime."""
         pieces, key = self._pieces, context.recipe.key
         if not pieces or now - pieces[-1][0] >= self.over_s / _PIECES:
             pieces.append((now, {}))
@@ -102,7 +97,6 @@ class ArrivalCounts:
         self._came_at[key] = self._came_at.get(key, (now, now))[0], now
 
     def of(self, context: Context, now: float) -> int:
-        """Return the recent calls of a runtime."""
         key = context.recipe.key
         return sum(counts.get(key, 0) for at, counts in self._pieces if at >= now - self.over_s)
 

@@ -46,11 +46,9 @@ class TrackLatency(Quiet):
         """When to consider releasing a block next."""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return the plan of the base policy without further blocks that only families want."""
         return tuple(self._but_for_more(view, self.base.demand(view)))
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Pass a timer of the base policy on."""
         return self._but_for_more(view, self.base.timer(view, key))
 
     def _but_for_more(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
@@ -65,11 +63,9 @@ class TrackLatency(Quiet):
             yield action
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """As the base policy."""
         return self.base.may_bring(view, context)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Request a block, release one, or do nothing."""
         if changes.latency_shares:
             self._ends.append((view.now, changes.latency_shares))
         while self._ends and self._ends[0][0] < view.now - self._calm_s:

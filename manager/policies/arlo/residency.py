@@ -94,7 +94,6 @@ class AllocateRuntimes(LoadWhereWanted):
             yield from self._steps(view, family)
 
     def rests(self, view: View) -> bool:
-        """True while no calls of a family arrive and every plan is carried out."""
         return not any(map(self._is_moving, _families(view)))
 
     def _is_moving(self, family: Sequence[Context]) -> bool:
@@ -143,7 +142,6 @@ class AllocateRuntimes(LoadWhereWanted):
         }
 
     def _calls(self, context: Context, family: Sequence[Context], now: float) -> int:
-        """Count recent calls of a runtime, and of shorter ones that cannot be loaded."""
         count, at = self._arrivals.of(context, now), family.index(context)
         for shorter in reversed(family[:at]):
             if not has_given_up(shorter):

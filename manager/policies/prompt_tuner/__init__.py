@@ -50,7 +50,6 @@ def prompt_tuner(
 
 
 def without_delay(provisioning: Provisioning | None = None) -> Policies:
-    """Without DelaySchedulable: no job waits for devices of others."""
     return prompt_tuner(provisioning=provisioning, delay=False)
 
 
@@ -60,5 +59,4 @@ def one_by_one(provisioning: Provisioning | None = None) -> Policies:
 
 
 def without_reuse(provisioning: Provisioning | None = None) -> Policies:
-    """Without runtime reusing: every job loads its own libraries."""
     return prompt_tuner(provisioning=provisioning, reuse=False)

@@ -57,14 +57,12 @@ class AllotInRounds(HottestFirst):
         return super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """As by default, and mark the pool as changed."""
         state = self.states.of(library.context)
         if state is not None:
             state.mark_changed()
         return super().dry(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Start jobs."""
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.all.values():
@@ -77,7 +75,6 @@ class AllotInRounds(HottestFirst):
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """True while no job waits."""
         return not any(state.active or state.left_over for state in self.states.all.values())
 
     def _allot(self, view: View, state: PoolState) -> list[Action]:
@@ -141,7 +138,6 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
 
 
 def _default_way(state: PoolState) -> list[Action]:
-    """The last job has left: send the calls after it to free libraries."""
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))

@@ -44,8 +44,6 @@ def in_rounds(call: Call) -> bool:
 
 
 class OrderedReplicas:
-    """A promise, and where its replicas are loading."""
-
     __slots__ = ("loading", "lost", "places", "promise")
 
     def __init__(self, promise: Promise, places: list[Place]) -> None:
@@ -57,8 +55,6 @@ class OrderedReplicas:
 
 
 class PoolState:
-    """The warm pool of one context."""
-
     def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
         self._learn = learn
@@ -98,21 +94,17 @@ class PoolState:
 
     @property
     def active(self) -> bool:
-        """True if rounds decide about its calls."""
         return self.asked > 0
 
     @property
     def kept(self) -> int:
-        """Idle replicas that wait for others with a job."""
         return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
 
     def mark_changed(self) -> None:
-        """Let dispatch and residency look at this pool again."""
         self.allot_due = self.walk_due = True
 
     @property
     def load_s(self) -> float:
-        """Expected seconds to load a replica."""
         return self.context.load_s or UNKNOWN_LOAD_S
 
     # ---- jobs
@@ -134,7 +126,6 @@ class PoolState:
         return True
 
     def waiting(self, view: View, call: Call) -> PoolJob:
-        """Return a waiting call as a job, which resumes from its last progress report."""
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
         most = max(least, min(most, MOST_REPLICAS))
@@ -187,12 +178,10 @@ class PoolState:
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
     def pool(self, *, now: float, idle: int) -> Pool:
-        """Return the pool with `idle` free replicas."""
         promised = tuple(ordered.promise for ordered in self.promises.values())
         return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
 
     def _busy(self, now: float) -> Iterator[float]:
-        """Yield when each replica will be free that is neither free nor promised."""
         promised = {id for ordered in self.promises.values() for id in ordered.loading}
         before, ends = self._ends, dict[int, tuple[object, float, Call]]()
         self._ends = ends
@@ -243,8 +232,6 @@ def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 
 class PoolStates:
-    """The pools of all contexts that have one."""
-
     def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
         self.all: dict[str, PoolState] = {}
         self.cut_s = cut_s
@@ -260,7 +247,6 @@ class PoolStates:
         return self.all.get(context.recipe.key)
 
     def update(self, view: View, changes: Changes) -> None:
-        """Apply changes."""
         if self._new:
             self._new = False
             for context in view.hungry.values():
@@ -287,7 +273,6 @@ class PoolStates:
         self._keep_promises(view)
 
     def forget(self, id: int) -> None:
-        """Remove a job that no longer waits."""
         state = self._of.pop(id, None)
         if state is None:
             return
@@ -348,7 +333,6 @@ class PoolStates:
     # ---- promises
 
     def _keep_promises(self, view: View) -> None:
-        """Note which promised replicas have come and which never will. Late jobs lose their promises."""
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
         }

@@ -54,7 +54,6 @@ _Fits = Callable[[Context, Device], bool]
 
 
 def cold_devices(view: View) -> list[Device]:
-    """Return devices that hold nothing. A library without a loader takes no room that counts."""
     return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
 
 
@@ -75,7 +74,6 @@ class ColdDevices:
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        """Take `count` replicas for a job."""
         self.taken.setdefault(job, []).extend(self.pick(model, count))
 
     def find(self, model: str, *, most: int) -> list[Replica]:
@@ -91,13 +89,11 @@ class ColdDevices:
         return found[:most]
 
     def pick(self, model: str, count: int) -> list[Replica]:
-        """Take up to `count` replicas."""
         picked = self.find(model, most=count)
         self.give(picked)
         return picked
 
     def give(self, replicas: list[Replica]) -> None:
-        """Mark the devices of these replicas as taken."""
         for devices in replicas:
             self._gone.update(devices)
 
@@ -124,7 +120,6 @@ class ColdDevices:
                     yield tuple(together.pop(pilot.id))
 
     def coming(self, context: Context) -> int:
-        """Count replicas for which devices become cold shortly."""
         devices = 0
         for device in self._view.devices():
             there = [library for library in device.libraries.values() if makes_warm(library)]
@@ -151,7 +146,6 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
 
 
 def why_dropped(view: View, fate: Fate) -> str:
-    """Tell the user why a job that cannot be in time is dropped."""
     left_s = fate.job.deadline_at - view.now
     if left_s <= 0:
         return f"dropped: {show_seconds(-left_s)} past its deadline"
@@ -205,7 +199,6 @@ class WarmPools(Quiet):
 
     @property
     def provisioning(self) -> Provisioning:
-        """The policy that knows what may still come."""
         return self.default.provisioning
 
     # ---- asked as things happen
@@ -234,16 +227,13 @@ class WarmPools(Quiet):
         return plan + self.default.make_room(view, context)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls still wait."""
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """As by default."""
         return self.default.measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Warm and release devices."""
         self.states.update(view, changes)
         if changes.libraries or changes.pilots:
             self._cold = None
@@ -262,7 +252,6 @@ class WarmPools(Quiet):
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """True while nothing waits, runs or may be released."""
         return (
             min(self._again_at, self._reclaim_at) == math.inf
             and not self._walk.under_way
@@ -337,7 +326,6 @@ class WarmPools(Quiet):
     # ---- those who must see what becomes of them
 
     def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
-        """Load replicas for pools whose first job without help lacks them, longest waiting first."""
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
@@ -451,7 +439,6 @@ class WarmPools(Quiet):
         return plan
 
     def _reclaim_early(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
-        """Unload idle replicas of other models for a job that is late otherwise."""
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
         wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)

@@ -78,7 +78,6 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
 
 
 def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
-    """Sort jobs: nearest deadline first, then jobs without one, oldest first."""
     return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
 
@@ -110,7 +109,6 @@ class JobQueue:
         return any(self.rows.values())
 
     def put(self, jobs: Iterable[PoolJob], *, now: float) -> None:
-        """Add or replace jobs."""
         fresh: dict[int, list[Key]] = {}
         turns: list[tuple[float, int]] = []
         for job in jobs:
@@ -145,7 +143,6 @@ class JobQueue:
                 row.sort()
 
     def remove(self, id: int) -> None:
-        """Remove a job. No-op if absent."""
         if self.jobs.pop(id, None) is None:
             return
         row, key = self._row(self._needs.pop(id)), self._keys.pop(id)
@@ -186,7 +183,6 @@ class JobQueue:
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
-        """Return a job's place."""
         return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
@@ -203,7 +199,6 @@ class JobQueue:
         return found
 
     def behind(self, after: Key) -> Iterator[Key]:
-        """Yield all jobs after a place, in order."""
         rows = [row for row in (*self.rows.values(), self.late, self.rest) if row and row[-1] > after]
         return heapq.merge(*(map(row.__getitem__, range(bisect_right(row, after), len(row))) for row in rows))
 
@@ -229,7 +224,6 @@ class Promise(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> int:
-        """Idle replicas that wait with the job for the rest."""
         return self.beside + self.here
 
 
@@ -248,7 +242,6 @@ class Pool(msgspec.Struct, frozen=True):
 
     @property
     def unkept(self) -> int:
-        """Idle replicas for any job."""
         return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
@@ -323,8 +316,6 @@ def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, 
 
 
 class ColdPool(Protocol):
-    """The cold pool."""
-
     def count(self, model: str, *, most: int) -> int:
         """Return how many replicas of a model could be warmed now, up to `most`."""
 
@@ -361,7 +352,6 @@ class Walk:
         self.under_way = False
 
     def begin(self, pools: Mapping[str, Pool], *, now: float) -> None:
-        """Start from the front, over the pools as they are now."""
         self._at, self._now, self.under_way = FRONT, now, True
         self._pools = dict(pools)
         self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}

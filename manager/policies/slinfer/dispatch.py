@@ -82,11 +82,9 @@ class OfferByHeadroom(HottestFirst):
         """Contexts whose step times were requested."""
 
     def window(self, view: View, library: Library) -> int:
-        """Return the rows of its engine."""
         return library.slots if shares_by_token(library.context) else super().window(view, library)
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Offer a new or refused call to the next instance that may take it."""
         context = call.group.context
         if not shares_by_token(context):
             return super().place(view, call)
@@ -109,7 +107,6 @@ class OfferByHeadroom(HottestFirst):
         return self._plan(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Offer waiting calls to an instance that became ready or ended a call."""
         return self._offers(library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
@@ -117,15 +114,12 @@ class OfferByHeadroom(HottestFirst):
         return self._idle.idle(view, library) if shares_by_token(library.context) else super().dry(view, library)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Check the idle time of an instance."""
         return self._idle.fired(view, key)
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Step times are known now: place the waiting calls."""
         return self._again(view, context) if shares_by_token(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Drop waiting calls that would be late, and try the others again."""
         for notes in (self._offered, self._refused):
             for id in [id for id in notes if id not in view.calls]:
                 del notes[id]
@@ -134,7 +128,6 @@ class OfferByHeadroom(HottestFirst):
                 yield from self._again(view, context)
 
     def rests(self, view: View) -> bool:
-        """True while nothing waits."""
         return not any(map(shares_by_token, view.hungry.values()))
 
     def _again(self, view: View, context: Context) -> Iterator[Action]:
@@ -237,15 +230,12 @@ class ShrinkLate(LoadWhereWanted):
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """Return what it was promised, which includes its cache."""
         return library.promised_bytes if shares_by_token(library.context) else super().measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Shrink instances whose calls have ended."""
         for library in tuple(view.libraries.values()) if self._resizes else ():
             if library.usable and shares_by_token(library.context):
                 yield from self._sizes.shrink(library)
 
     def rests(self, view: View) -> bool:
-        """True while there is no instance."""
         return not any(shares_by_token(library.context) for library in view.libraries.values())

@@ -31,7 +31,6 @@ LOOK_AGAIN_S = 0.1
 
 
 def prompt_tokens(call: Call) -> int:
-    """Return the tokens that a call reads."""
     features = call.spec.features
     return max(1, features.input_length) if features is not None else 1
 
@@ -43,7 +42,6 @@ def output_tokens(call: Call) -> int:
 
 
 def staying(device: Device) -> list[Library]:
-    """Return the libraries of a device that are not stopping."""
     return [library for library in device.libraries.values() if library.state is not LibraryState.STOPPING]
 
 
@@ -174,7 +172,6 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def lacks(self, library: Library, call: Call) -> int:
-        """Return the bytes that the devices lack for one more call."""
         device = library.devices[0]
         required = self.required(library.context, device, (*library.held.values(), call))
         return required - library.promised_bytes - min(each.budget_bytes for each in library.devices)
@@ -202,20 +199,17 @@ def _weights(context: Context, device: Device) -> int:
 
 
 def shares_by_token(context: Context) -> bool:
-    """True for a language model on one device whose cache grows with its calls."""
     needs = context.recipe.needs
     return needs.token_bytes > 0 and needs.devices == 1
 
 
 def instances(context: Context) -> list[Library]:
-    """Return the ready instances of a context in the order of offers."""
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
     ready.sort(key=lambda x: (not x.devices[0].facts.on_host, -len(x.held), x.id))
     return ready
 
 
 def loading(context: Context) -> list[Library]:
-    """Return the loading instances of a context."""
     return [x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable]
 
 
@@ -249,7 +243,6 @@ class InstancePlaces:
         return best[1] if best is not None else []
 
     def size(self, device: Device, call: Call) -> int:
-        """Return the bytes that an instance for a call needs on a device."""
         if not self._shares:
             return device.facts.memory_bytes
         return self._sizes.required(call.group.context, device, (call,))
