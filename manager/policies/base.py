@@ -52,7 +52,7 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
 
 
 class Quiet:
-    """Base class of policies, with a default for everything but the questions of a seam."""
+    """Base class of policies: defaults, which do nothing, for everything but the questions of a seam."""
 
     period_s: float = 0.0
     by_deadline = False
@@ -70,7 +70,6 @@ class Quiet:
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing."""
         return ()
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
@@ -82,17 +81,13 @@ class Quiet:
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing."""
         return ()
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing."""
         return ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing."""
         return ()
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing."""
         return ()

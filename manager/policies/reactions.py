@@ -46,22 +46,19 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
     others = [
         each
         for each in view.pilots.values()
-        if each is not pilot and each.state is PilotState.HERE and _could_run(context, each)
+        if each is not pilot
+        and each.state is PilotState.HERE
+        and any(not d.fault if context is None else suits(context, d) for d in each.devices.values())
     ]
     well = [each for each in others if not _alike(each, verdict, view.now)]
+    reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
     if on_device:
-        if any(not d.fault and d.id not in about.devices for d in pilot.devices.values()) or well:
-            device = pilot.devices.get(about.devices[0])
-            if device is not None and not device.fault:
-                yield Quarantine(pilot.id, device.id, _quarantine_reason(alike, verdict), FOR_S)
-        return
-    if 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
-        yield Quarantine(pilot.id, None, _quarantine_reason(alike, verdict), FOR_S)
-
-
-def _could_run(context: Context | None, pilot: Pilot) -> bool:
-    devices = pilot.devices.values()
-    return any(not d.fault for d in devices) if context is None else any(suits(context, d) for d in devices)
+        device = pilot.devices.get(about.devices[0])
+        elsewhere = well or any(not d.fault and d.id not in about.devices for d in pilot.devices.values())
+        if elsewhere and device is not None and not device.fault:
+            yield Quarantine(pilot.id, device.id, reason, FOR_S)
+    elif 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
+        yield Quarantine(pilot.id, None, reason, FOR_S)
 
 
 def _blames(verdict: VerdictAdvice) -> bool:
@@ -74,10 +71,6 @@ def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
         for each in pilot.verdicts
         if now - each.at <= WITHIN_S and _blames(each.verdict) and each.verdict.component == verdict.component
     ]
-
-
-def _quarantine_reason(alike: list[Judged], verdict: VerdictAdvice) -> str:
-    return f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
 
 
 # ---- unpacking

@@ -109,8 +109,7 @@ def compare(
             column.key: _estimate([column.value(run) for run in mine], of_all=column.of_all) for column in columns
         }
         if len(there) > 1 and all_at_once:
-            speeds = [one / other for one, other in _paired(runs, policy, there[0]) if other]
-            estimates[SPEED] = _estimate(speeds, of_all=True)
+            estimates[SPEED] = _estimate(_seed_by_seed(runs, policy, there[0], _speed), of_all=True)
         cut_off = sum(not run.outcome.complete for run in mine)
         failed = sum(sum(run.outcome.failed.values()) for run in mine)
         rows.append(PolicyRow(policy, len(mine), cut_off, failed, estimates))
@@ -165,13 +164,13 @@ def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario
 
 
 def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -> str:
-    leads = _leads(runs, policy, first, worth)
+    leads = _seed_by_seed(runs, policy, first, worth.lead)
     if not leads:
         return ""
     if not any(leads):
         return f"{label(first)} and {label(policy)}: neither is ahead of the other"
     best, second = (policy, first) if fmean(leads) > 0 else (first, policy)
-    leads = _leads(runs, best, second, worth)
+    leads = _seed_by_seed(runs, best, second, worth.lead)
     ahead = f"{label(best)} is ahead of {label(second)}"
     if len(leads) < 2:
         return f"{ahead}; one seed says little about it, more tell more: --seeds 5"
@@ -181,12 +180,18 @@ def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -
     return f"{ahead}: {shown}{', seed by seed' if lead.low > 0 else chance}"
 
 
-def _leads(runs: Sequence[FinishedRun], policy: str, other: str, worth: Worth) -> list[float]:
-    of = {(run.policy, run.seed): run for run in runs}
-    seeds = sorted({run.seed for run in runs})
-    pairs = [(of.get((policy, seed)), of.get((other, seed))) for seed in seeds]
-    found = [worth.lead(one, against) for one, against in pairs if one is not None and against is not None]
-    return [lead for lead in found if lead is not None]
+def _seed_by_seed(
+    runs: Sequence[FinishedRun], policy: str, other: str, of: Callable[[FinishedRun, FinishedRun], float | None]
+) -> list[float]:
+    """Return a number of two policies' runs under each seed that both have."""
+    runs_of = {(run.policy, run.seed): run for run in runs}
+    pairs = [(runs_of.get((policy, seed)), runs_of.get((other, seed))) for seed in sorted({run.seed for run in runs})]
+    found = [of(one, against) for one, against in pairs if one is not None and against is not None]
+    return [number for number in found if number is not None]
+
+
+def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
+    return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
 def _more(one: float, other: float) -> float | None:
@@ -195,16 +200,6 @@ def _more(one: float, other: float) -> float | None:
 
 def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
-
-
-def _paired(runs: Sequence[FinishedRun], policy: str, other: str) -> list[tuple[float, float]]:
-    rates = {(run.policy, run.seed): run.figures.items_per_s for run in runs}
-    seeds = sorted({run.seed for run in runs})
-    return [
-        (rates[policy, seed], rates[other, seed])
-        for seed in seeds
-        if (policy, seed) in rates and (other, seed) in rates
-    ]
 
 
 def _estimate(values: Sequence[float | None], *, of_all: bool) -> MeanEstimate | None:
