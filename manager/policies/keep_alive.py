@@ -141,12 +141,10 @@ class KeepAlive:
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         context, limits = library.context, library.context.limits
         is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that still waits
-        staying = sum(
-            x.state is not LibraryState.STOPPING and x.pilot.state is not PilotState.CUT
-            for x in context.libraries.values()
-        )
-        if 0 < limits.most < staying and not is_extra:
-            return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
+        if limits.most and not is_extra:
+            here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
+            if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
+                return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
         if limits.keep_alive_s is None or _spare(context) <= 0:
             return ()
         due_at = self._due.get(context.recipe.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import NO_LIMITS
@@ -55,26 +56,19 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
 
 
 def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
-    too_short = _too_short(view, context)
-    if too_short is not None:
+    if too_short := _too_short(view, context):
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
-    if not pilots or provisioning.may_bring(view, context):
+    if not pilots or provisioning.may_bring(view, context) or any(_is_able(context, p, minimum) for p in pilots):
         return None
-    if any(_is_able(context, pilot, minimum) for pilot in pilots):
-        return None
-    seen: dict[str, int] = {}
-    for pilot in pilots:
-        for device in pilot.devices.values():
-            spare = " (spare cores, for kinds that name them)" if device.facts.spare else ""
-            what = f"{device.facts.kind} {show_bytes(device.facts.memory_bytes)}{spare}"
-            seen[what] = seen.get(what, 0) + 1
+    devices = [device.facts for pilot in pilots for device in pilot.devices.values()]
+    spare = " (spare cores, for kinds that name them)"
+    seen = Counter(f"{facts.kind} {show_bytes(facts.memory_bytes)}{spare * facts.spare}" for facts in devices)
     wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
     if needs.kinds:
         wants.append("kind " + " or ".join(needs.kinds))
-    memory = max(known_bytes(context, d.facts) for p in pilots for d in p.devices.values())
-    if memory:
+    if memory := max(known_bytes(context, facts) for facts in devices):
         wants.append(f"{show_bytes(memory)} of memory")
     return Failure(
         FailureKind.NO_DEVICE,
@@ -94,18 +88,12 @@ def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
         return ""
     needed = max(known_bytes(context, facts) for facts in smaller)
     if not any(facts.on_host for facts in smaller):
-        return (
-            "\n  ask for GPUs with more memory in the site file ([provider] gpus), or load the model in a smaller dtype"
-        )
+        gpus = "ask for GPUs with more memory in the site file ([provider] gpus)"
+        return f"\n  {gpus}, or load the model in a smaller dtype"
+    have = f"\n  the CPU devices of one pilot have {show_bytes(together)} together: "
     if needed <= together:
-        return (
-            f"\n  the CPU devices of one pilot have {show_bytes(together)} together: set [pilot] devices ="
-            f' "cpu:{max(1, together // needed)}" in the site file'
-        )
-    return (
-        f"\n  the CPU devices of one pilot have {show_bytes(together)} together: ask for more in the site file"
-        " ([provider] memory)"
-    )
+        return f'{have}set [pilot] devices = "cpu:{max(1, together // needed)}" in the site file'
+    return f"{have}ask for more in the site file ([provider] memory)"
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:

@@ -156,7 +156,6 @@ def test_the_manager_hears_how_full_a_batch_is() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=16, output=4000) for _ in range(3)]
     run, outcome = simulate(one_world(served()), arrivals, until_s=LOADED_S + 25.0)
     [library] = run.core.state.libraries.values()
-    assert library.batch is not None
     assert (library.batch.running, library.batch.waiting, library.batch.rows) == (3, 0, 64)
     assert library.batch.mean_rows == 3.0
     assert library.batch_at == pytest.approx(LOADED_S + 20.0, abs=0.1)

@@ -48,7 +48,6 @@ def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
 def test_means_have_students_intervals_over_seeds() -> None:
     [row] = compared([run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))])
     found = row.estimates["done_after_s"]
-    assert found is not None
     assert (row.runs, found.mean) == (3, 110.0)
     assert found.half_width == pytest.approx(4.302653 * 10.0 / math.sqrt(3), rel=1e-6)
     assert row.estimates["device_hours"] == MeanEstimate(1.0, 0.0, 3)
@@ -82,7 +81,6 @@ def test_policies_are_compared_seed_by_seed() -> None:
     ]
     a, b = compared(runs)
     slower = b.estimates["speed"]
-    assert slower is not None
     assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
     assert a.estimates["speed"] == estimate([1.0] * 4)
     assert verdicts(runs, [a, b], scenario=scenario()) == ["a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"]

@@ -207,7 +207,6 @@ def test_the_figures_are_those_of_the_rows() -> None:
         log.note(1.0, Happened.TOKEN_LATE, call=call, value=late)
     log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # it has failed
     found = token_figures(log)
-    assert found is not None
     assert (found.objectives, found.met, found.met_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
 
 

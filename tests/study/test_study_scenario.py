@@ -127,7 +127,6 @@ rows = 8
 def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: Path) -> None:
     written = parse(TEXT.replace("load =", "slots = 0\nload =") + WITH_ENGINE)
     engine = written.world.contexts["llm"].engine_on("a10")
-    assert engine is not None
     assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
     assert written.world.contexts["llm"].slots_on("a10") == 8
     assert parse(scenario_text(written)) == written

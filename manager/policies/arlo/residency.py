@@ -94,15 +94,15 @@ class AllocateRuntimes(LoadWhereWanted):
             yield from self._steps(view, family)
 
     def rests(self, view: View) -> bool:
-        return not any(map(self._is_moving, _families(view)))
-
-    def _is_moving(self, family: Sequence[Context]) -> bool:
-        plan = self._plans.get(family[-1].recipe.key)
-        if plan is None or any(context.queue.count for context in family):
-            return True
-        if self._arrivals.came_since(family, plan.made_at):
-            return True
-        return any(len(_usable(context)) != plan.wanted.get(context.recipe.key, 0) for context in family)
+        """True while no calls of a family arrive and every plan is carried out."""
+        for family in _families(view):
+            plan = self._plans.get(family[-1].recipe.key)
+            if plan is None or self._arrivals.came_since(family, plan.made_at):
+                return False
+            for context in family:
+                if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
+                    return False
+        return True
 
     # ---- the plan
 
@@ -115,9 +115,13 @@ class AllocateRuntimes(LoadWhereWanted):
             return None
         since = plan.made_at if plan is not None else view.now
         next_s = min(self._plan_every_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
-        wanted = self._allocated(family, devices, now=view.now)
-        if wanted is None:
+        able = [context for context in family if not has_given_up(context)]
+        if not able:
             return None
+        over_s = max(self._arrivals.seconds(family, view.now), self._times.objective_s(family[-1]))
+        demands = [self._times.demand(context, self._calls(context, family, view.now) / over_s) for context in able]
+        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
+        wanted = {context.recipe.key: count for context, count in counts}
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s)
         return self._plans[key]
 
@@ -130,16 +134,6 @@ class AllocateRuntimes(LoadWhereWanted):
         if vain or 0 < devices < plan.devices:
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
-
-    def _allocated(self, family: Sequence[Context], devices: int, *, now: float) -> dict[str, int] | None:
-        able = [context for context in family if not has_given_up(context)]
-        if not able:
-            return None
-        over_s = max(self._arrivals.seconds(family, now), self._times.objective_s(family[-1]))
-        demands = [self._times.demand(context, self._calls(context, family, now) / over_s) for context in able]
-        return {
-            context.recipe.key: count for context, count in zip(able, _as_far_as_they_go(devices, demands), strict=True)
-        }
 
     def _calls(self, context: Context, family: Sequence[Context], now: float) -> int:
         count, at = self._arrivals.of(context, now), family.index(context)
