@@ -143,7 +143,7 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
 # ---- runs
 
 
-class LibraryProcess(Protocol):
+class RunningLibrary(Protocol):
     """The process of a library that runs calls. `compute`: starts work on its devices."""
 
     sim: Surroundings
@@ -178,7 +178,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     spec: CallSpec
     work: RunningWork
 
-    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
         """Stop. Return the progress; `keep`: it is kept."""
         sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
@@ -208,7 +208,7 @@ class CallRun:
         self.spec = spec
         self.ordered_at = sim.agenda.now
         self._size = size
-        self.members: dict[int, LibraryProcess] = {}
+        self.members: dict[int, RunningLibrary] = {}
         """By rank."""
         self.begun = False
         self.over = False
@@ -219,7 +219,7 @@ class CallRun:
         self._next: Entry | None = None
         """The next progress report."""
 
-    def join(self, library: LibraryProcess, *, rank: int) -> None:
+    def join(self, library: RunningLibrary, *, rank: int) -> None:
         """A member's turn has come. The run begins with the last one, or never if one has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
@@ -268,7 +268,7 @@ class CallRun:
             sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
             member.ended(spec.call, ran_s=ran_s)
 
-    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
         """A member leaves and the run stops. Return the progress; `keep`: it is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
@@ -313,7 +313,7 @@ def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
     return run
 
 
-def planned(sim: Surroundings, spec: CallSpec, members: Sequence[LibraryProcess]) -> RunCourse:
+def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunCourse:
     """Return the course of a run on these libraries if they are warm."""
     model = members[0].model
     return course(

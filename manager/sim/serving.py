@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stoker.manager.sim.device import DeviceTurns, RunningWork
 from stoker.manager.sim.log import TokenTimes
-from stoker.manager.sim.runs import LibraryProcess, Surroundings
+from stoker.manager.sim.runs import RunningLibrary, Surroundings
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import TICK_S, EngineModel
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
@@ -32,7 +32,7 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
     batch: ServedBatch
     began_at: float
 
-    def leave(self, library: LibraryProcess, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
         self.batch.remove(self.spec.call)
         sim = library.sim
         sim.calls_log.stopped(sim.agenda.now, self.spec, library.where, rank=0, kept_s=0.0)
@@ -41,7 +41,7 @@ class EngineRun(msgspec.Struct, frozen=True, gc=False):
 
 class ServedBatch:
     def __init__(
-        self, library: LibraryProcess, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
+        self, library: RunningLibrary, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
     ) -> None:
         self.engine = engine
         self.number = library.number

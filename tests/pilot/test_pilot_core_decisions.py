@@ -107,7 +107,7 @@ def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
     assert "has no device gpu:7" in refused.message
 
 
-def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone(pilot: CoreShell) -> None:
+def test_a_library_starts_when_the_one_that_it_replaces_is_gone(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     assert (pilot.library(2).stage, pilot.take(told.LibraryUpdate).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)

@@ -102,7 +102,7 @@ def test_a_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) ->
     assert {key: t.served()[key] - before[key] for key in before} == {"r64": 1, "r128": 1, "r256": 1}
 
 
-def test_a_call_is_demoted_when_its_runtime_is_congested_and_the_next_is_clearly_emptier(family: Any) -> None:
+def test_a_call_is_demoted_from_a_congested_to_an_emptier_runtime(family: Any) -> None:
     t = warmed(family(), devices=3)
     assert t.hot() == {"r64": 1, "r128": 1, "r256": 1}
     t.many(34, tokens=20)
@@ -112,7 +112,7 @@ def test_a_call_is_demoted_when_its_runtime_is_congested_and_the_next_is_clearly
     t.run()
 
 
-def test_where_every_level_is_congested_the_shortest_takes_it_and_then_calls_wait(family: Any) -> None:
+def test_if_every_level_is_congested_the_shortest_takes_the_call(family: Any) -> None:
     t = warmed(family(), devices=3)
     before = len(t.ended)
     t.many(34 + 16 + 7, tokens=20)
@@ -195,7 +195,7 @@ def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
-def test_a_runtime_of_unknown_size_takes_the_place_of_one_that_fills_the_device(family: Any) -> None:
+def test_a_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -> None:
     t = family(out_of_service=0.5, declares="")
     t.pilot("p1", devices=2, memory="1.5 GB")
     t.ask("first", tokens=256).run()
@@ -235,7 +235,7 @@ def test_the_devices_that_are_left_are_planned_for_at_once(family: Any) -> None:
     assert t.ended["long"].ok
 
 
-def test_a_runtime_that_fails_to_load_is_left_out_and_the_others_serve_its_calls(family: Any) -> None:
+def test_other_runtimes_serve_calls_of_one_that_fails_to_load(family: Any) -> None:
     t = family(broken={64: "it does not compile"})
     t.pilot("p1", devices=4)
     for second in range(30):
@@ -444,7 +444,7 @@ def test_the_cheapest_of_all_paths_costs_as_much_with_demotion_too() -> None:
 
 
 @pytest.mark.parametrize(("devices", "runtimes"), [(50, 8), (200, 12)])
-def test_choices_without_demotion_cost_as_much_where_the_optimum_demotes_nothing(devices: int, runtimes: int) -> None:
+def test_without_demotion_in_the_optimum_both_programs_agree(devices: int, runtimes: int) -> None:
     rng = random.Random(devices)
     equal = 0
     for _ in range(4):

@@ -103,7 +103,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_class_answers_where_it_has_the_methods_and_the_default_elsewhere(mine: Path) -> None:
+def test_a_class_decides_at_the_seams_whose_methods_it_has(mine: Path) -> None:
     never = find("mine.py:Never", folder=mine)
     made = never.make()
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
@@ -242,7 +242,7 @@ def test_sites_of_a_session_agree_or_leave_it_out(mine: Path) -> None:
 # ---- in a session's folder
 
 
-def test_a_session_keeps_what_decides_in_it_whatever_becomes_of_the_file(mine: Path, tmp_path: Path) -> None:
+def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
     folder.make()
     keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])

@@ -37,7 +37,7 @@ def test_while_nothing_was_measured_every_idle_device_is_used(cluster: Make) -> 
     assert c.lives_on("a") == ["p1", "p2", "p3"]
 
 
-def test_a_context_is_loaded_elsewhere_only_when_the_wait_is_longer_than_the_load(cluster: Make) -> None:
+def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a")
     c.hot(context="a", run_s=1.0, load_s=9.9).join("p2").forget()
     c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last waits 9 s, a load takes 10 s
@@ -59,7 +59,7 @@ def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Mak
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
-def test_quick_calls_of_another_function_say_nothing_of_those_that_want_no_context(cluster: Make) -> None:
+def test_quick_calls_of_another_function_do_not_count(cluster: Make) -> None:
     c = cluster(pilots=1).call("quick")
     c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
     c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_a_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
     assert len(c.lives_on("a")) == 2
 
 
-def test_idle_libraries_are_evicted_least_recently_used_first_and_only_when_room_is_needed(cluster: Make) -> None:
+def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(*(recipe(x, memory="3 GB") for x in "abc"))
     for at, name in enumerate("ab"):
         c.wait(at).call(name, context=name).ready().end(name)
@@ -95,7 +95,7 @@ def test_no_more_is_evicted_than_is_needed_and_a_busy_library_stays(cluster: Mak
     assert stopping == {"b", "d"}
 
 
-def test_a_recipe_that_no_device_can_ever_hold_fails_at_once_with_what_is_there(cluster: Make) -> None:
+def test_a_recipe_that_no_device_can_hold_fails_with_the_devices(cluster: Make) -> None:
     c = cluster(pilots=2, devices_each=3, memory="12 GB").define(recipe("big", memory="17.2 GB"))
     c.call("c1", context="big")
     failure = c.ended["c1"].failure
@@ -173,7 +173,7 @@ def test_with_one_device_two_queues_take_turns(cluster: Make) -> None:
     assert 3 <= changes <= 6  # each has the device for about ten seconds
 
 
-def test_a_wide_context_gets_room_on_one_pilot_even_if_one_of_its_devices_is_free(cluster: Make) -> None:
+def test_a_wide_context_gets_room_on_one_pilot(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="8 GB"), recipe("wide", memory="8 GB", devices=2))
     c.call("1", context="a").ready().end("1").call("2", context="wide")
     c.die(c.library(context="a"), failure=None).ready().end("2")
@@ -232,7 +232,7 @@ def test_nobody_loses_a_device_before_its_load_has_paid(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_pilot_on_which_it_failed_too_often_is_left_alone_while_there_is_another(cluster: Make, name: str) -> None:
+def test_a_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
     c.call("x", context="a").ready().end("x").join("p2")  # it is hot on p1, so failures elsewhere do not give it up
     c.call("gang", context="a", gang=(2, 2), due_in_s=10_000.0)
@@ -245,7 +245,7 @@ def test_a_pilot_on_which_it_failed_too_often_is_left_alone_while_there_is_anoth
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_load_that_failed_is_tried_where_it_has_not_failed_and_one_at_a_time(cluster: Make, name: str) -> None:
+def test_a_failed_load_is_tried_elsewhere_one_at_a_time(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
     c.call("x", context="a").ready().end("x").join("p2").call("gang", context="a", gang=(4, 4), due_in_s=10_000.0)
     c.wait(0.5).fail_load(c.library("p2", "a")).join("p3", "p4", "p5").wait(0.5)
@@ -288,7 +288,7 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
     assert places(c, "host") == ["cpu:0"]
 
 
-def test_a_context_without_words_on_kinds_never_goes_there_however_long_it_waits(cluster: Make) -> None:
+def test_a_context_without_kinds_never_takes_spare_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
     c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(600).call("bare").wait(600)
     assert places(c, "a") == ["cuda:0"]
@@ -304,7 +304,7 @@ def test_kinds_have_the_best_first(cluster: Make, kinds: tuple[str, ...], first:
     assert places(c, "a") == ["cpu:0", "cuda:0"]
 
 
-def test_a_context_over_several_devices_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
+def test_a_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed(1, 2)).define(recipe("a", devices=2, kinds=("NVIDIA", "cpu")))
     c.define(recipe("b", devices=2, memory="2 GB", kinds=("cpu",))).call("1", context="a").call("2", context="b")
     assert c.ended["1"].failure.kind is FailureKind.NO_DEVICE
@@ -351,7 +351,7 @@ def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Mak
     assert len(c.asked()) > 1, "GPUs count where others wait as well"
 
 
-def test_a_gang_on_cores_waits_for_a_pilot_that_shows_how_many_there_are(cluster: Make) -> None:
+def test_a_gang_on_cores_waits_until_a_pilot_shows_their_number(cluster: Make) -> None:
     c = cluster().sources(Source("gpus", first=1, most=1, slots=1), Source("small", first=1, most=1, slots=1))
     c.join("p1", block="b2").define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", kinds=("NVIDIA",)))
     c.call("g", context="host", gang=(4, 4)).call("no", context="a", gang=(4, 4)).wait(5)
@@ -433,7 +433,7 @@ def test_one_that_keeps_no_progress_stays(cluster: Make) -> None:
     slows(c.forget(), "1", 0.9).nothing_else_was_said()
 
 
-def test_one_that_was_there_when_the_other_was_at_its_best_is_not_to_blame(packed: Cluster) -> None:
+def test_a_call_that_ran_during_the_best_pace_is_not_blamed(packed: Cluster) -> None:
     slows(packed, "1", 0.9, best_ago_s=5.0).nothing_else_was_said()
 
 
@@ -488,7 +488,7 @@ def test_an_idle_library_is_unloaded_when_its_time_is_over(served: Cluster) -> N
     assert "it has served nothing for 2 s" in library.notes[-1][1]
 
 
-def test_a_call_gives_it_all_of_its_time_again_and_one_timer_does_for_many_calls(served: Cluster) -> None:
+def test_calls_restart_the_keep_alive_of_a_library_with_one_timer(served: Cluster) -> None:
     for number in range(20):
         served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
         assert len(_timers(served)) == 1

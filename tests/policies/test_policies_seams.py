@@ -103,7 +103,7 @@ def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable
     assert abs(first[0][0] - second[0][0]) >= 2.0
 
 
-def test_a_library_that_is_full_with_what_it_has_just_been_given_is_in_no_gang(toy: Make) -> None:
+def test_a_library_that_just_became_full_joins_no_gang(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", slots=2).call("w1", "w2", "w3", "w4", context="a").run()
@@ -115,7 +115,7 @@ def test_a_library_that_is_full_with_what_it_has_just_been_given_is_in_no_gang(t
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_two_gangs_of_two_contexts_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
+def test_two_gangs_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", declares="5 GB").context("b", declares="6 GB", load_s=2.0)
@@ -192,7 +192,7 @@ def test_a_refused_offer_is_tried_elsewhere_and_its_story_says_why(toy: Make) ->
 # ---- time
 
 
-def test_a_policy_gets_its_timer_back_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
+def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Deadlines()))
     t.pilot("p1")
     t.call("long", run_s=30.0).call("late", objective=Objective(deadline_at=12.0)).call("patient").run()
@@ -305,7 +305,7 @@ def hot(cluster: MakeCluster, dispatch: HottestFirst, *, slots: int = 1) -> Clus
 
 
 @pytest.mark.parametrize(("dispatch", "order"), [(HottestFirst(), "p3 p1 p2"), (ColdestFirst(), "p2 p1 p3")])
-def test_calls_that_come_together_are_offered_in_the_order_of_the_policy(
+def test_calls_together_are_offered_in_the_order_of_the_policy(
     cluster: MakeCluster, dispatch: HottestFirst, order: str
 ) -> None:
     c = hot(cluster, dispatch).call("c1", "c2", "c3", "c4", "c5", context="a")

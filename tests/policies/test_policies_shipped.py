@@ -134,7 +134,7 @@ def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:
     assert outcome.ended_at == pytest.approx(3 * 101.0)
 
 
-def test_recipes_whose_libraries_retire_are_loaded_where_there_is_room() -> None:
+def test_libraries_that_retire_get_successors_where_there_is_room() -> None:
     context = model(load_s=100.0, awareness=Awareness.DISK)
     _, outcome = simulate("default", world(source(10), context), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)

@@ -103,7 +103,7 @@ def replicas(orders: dict[str, dict[int, Promise]]) -> dict[int, int]:
     return {job: promise.replicas for ordered in orders.values() for job, promise in ordered.items()}
 
 
-def test_each_gets_as_few_as_its_deadline_allows_and_the_nearest_deadline_chooses_first(allot: Allot) -> None:
+def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -> None:
     jobs = [job(1, 200.0, 100.0), job(2, 60.0, 100.0), job(3, 30.0, 100.0)]
     assert allot(jobs, Pool(idle=7), now=0.0) == {3: 4, 2: 2, 1: 1}
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
@@ -135,12 +135,12 @@ def test_a_device_whose_job_is_late_is_not_idle(allot: Allot, order: Order) -> N
     assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
 
 
-def test_a_delayed_job_keeps_the_idle_device_that_it_will_need_with_another(allot: Allot) -> None:
+def test_a_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
 
 
-def test_a_job_waits_for_devices_that_come_back_in_time_and_else_for_cold_ones(order: Order) -> None:
+def test_a_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     assert order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0) == {}
     [ordered] = order({"a": [job(1, 130.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"].values()
@@ -170,7 +170,7 @@ def test_the_cold_pool_is_one_for_all_models(order: Order) -> None:
     assert replicas(order(jobs, pools, cold=5, now=0.0)) == {2: 3, 1: 2}
 
 
-def test_what_is_on_its_way_is_not_ordered_again_and_waits_for_its_job(allot: Allot, order: Order) -> None:
+def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot, order: Order) -> None:
     waiting = job(1, 70.0, 100.0)
     coming = Pool(idle=1, promised=(Promise(1, 2, beside=1),), cold_s=20.0)
     assert order({"a": [waiting]}, {"a": coming}, cold=8, now=1.0) == {}
@@ -183,14 +183,14 @@ def test_what_is_kept_for_nobody_is_anybodys(allot: Allot) -> None:
     assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
 
 
-def test_a_job_that_no_load_could_help_any_more_waits_for_what_others_give_back(order: Order) -> None:
+def test_a_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
     soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
     assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
     other = job(2, 60.0, 100.0)
     assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
 
 
-def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devices(order: Order, allot: Allot) -> None:
+def test_no_job_waits_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
     first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
     assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
     pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
@@ -199,7 +199,7 @@ def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devic
     assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
 
 
-def test_what_a_promised_job_does_not_need_any_more_is_given_to_whoever_was_passed(allot: Allot) -> None:
+def test_replicas_a_promised_job_no_longer_needs_go_to_passed_jobs(allot: Allot) -> None:
     pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
     assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
 
@@ -255,7 +255,7 @@ pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60
 
 
 @given(jobs, some.integers(0, 12), busy)
-def test_never_more_is_given_than_is_idle_and_who_can_be_in_time_on_it_is(
+def test_never_more_than_idle_is_given_and_savable_jobs_are_in_time(
     waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
 ) -> None:
     found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
@@ -298,7 +298,7 @@ def test_allotment_agrees_with_the_plain_one(waiting: list[PoolJob], pool: Pool,
 
 
 @given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
-def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
+def test_walks_agree_with_the_plain_algorithm_for_any_round_size(
     some_jobs: list[PoolJob], more: list[PoolJob], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
 ) -> None:
     waiting = {"a": some_jobs, "b": [msgspec.structs.replace(each, id=each.id + 10**7) for each in more]}

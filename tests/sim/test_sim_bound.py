@@ -145,7 +145,7 @@ def test_calls_go_to_the_devices_that_are_good_at_them() -> None:
     assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
 
 
-def test_files_that_are_read_for_each_call_all_go_through_the_shared_storage() -> None:
+def test_files_read_for_each_call_pass_the_shared_storage() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))

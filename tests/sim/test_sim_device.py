@@ -100,7 +100,7 @@ def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
     assert clock.ran == pytest.approx({"a": 15.0, "b": 15.0})
 
 
-def test_calls_that_want_a_part_of_it_are_slowed_only_where_that_is_more_than_all() -> None:
+def test_calls_slow_down_only_if_they_want_more_than_the_device() -> None:
     clock = Clock()
     for name in "abc":
         clock.begin(name, 10.0, part=1 / 3)
@@ -109,7 +109,7 @@ def test_calls_that_want_a_part_of_it_are_slowed_only_where_that_is_more_than_al
     assert clock.run() == pytest.approx({"a": 10.0, "b": 10.0, "c": 10.0, "whole": 35.0, "half": 35.0})
 
 
-def test_what_is_stopped_says_how_much_of_it_was_done_and_leaves_its_part_to_the_others() -> None:
+def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
     clock, parts = Clock(), []
     clock.begin("a", 10.0)
     clock.begin("b", 10.0)
@@ -123,7 +123,7 @@ def test_what_is_stopped_says_how_much_of_it_was_done_and_leaves_its_part_to_the
         st.tuples(st.floats(0.0, 20.0), st.floats(0.1, 9.0), st.sampled_from([1.0, 0.5, 1 / 3])), min_size=1, max_size=9
     )
 )
-def test_it_never_computes_more_than_all_of_the_time_and_nobody_is_quicker_than_alone(
+def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(
     some: list[tuple[float, float, float]],
 ) -> None:
     clock = Clock()
@@ -167,7 +167,7 @@ def test_two_libraries_of_a_device_are_no_faster_than_one(slots: int) -> None:
     assert list(run.log.what).count(Happened.LIBRARY_READY) == 2
 
 
-def test_a_library_that_was_promised_less_than_it_takes_runs_out_of_memory() -> None:
+def test_a_library_promised_less_than_it_takes_runs_out_of_memory() -> None:
     outcome = Simulation(world(source(1), model()), calls(3), twice(promise=GB)).run()
     [(why, count)] = outcome.failed.items()
     assert count == 3

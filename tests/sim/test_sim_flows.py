@@ -37,7 +37,7 @@ class Clock:
         return self.arrived
 
 
-def test_two_that_share_a_link_take_twice_as_long_and_the_longer_one_gets_the_rest() -> None:
+def test_two_transfers_on_a_link_share_it_the_longer_gets_the_rest() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("short", 50, (link,))
     clock.send("long", 100, (link,))
@@ -92,9 +92,7 @@ def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
     rates=st.lists(st.floats(1.0, 100.0), min_size=1, max_size=5),
     paths=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=8),
 )
-def test_no_link_is_overfull_and_everybody_is_held_up_by_one_that_is_full(
-    rates: list[float], paths: list[set[int]]
-) -> None:
+def test_no_link_is_overfull_and_each_flow_crosses_a_full_one(rates: list[float], paths: list[set[int]]) -> None:
     agenda = Agenda()
     network, links = Network(agenda), [SharedLink(str(n), rate) for n, rate in enumerate(rates)]
     sent: list[tuple[Transfer, list[SharedLink]]] = []
@@ -150,7 +148,7 @@ def test_one_who_follows_and_is_lost_costs_nobody_anything() -> None:
     assert moved(run)[0] == pytest.approx(10.0)
 
 
-def test_bytes_over_links_that_cost_nothing_are_counted_where_they_came_from() -> None:
+def test_bytes_over_free_links_are_counted_by_source() -> None:
     links = Links(shared=Rate(1.0 * GB))
     run, _ = simulate(world(source(3), model(load_s=0.0, files=FILES), links=links), calls(3, items=5))
     assert moved(run) == pytest.approx((10.0, 20.0))

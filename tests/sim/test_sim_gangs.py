@@ -82,7 +82,7 @@ def test_a_gang_meets_and_shares_the_items_out(size: int, efficiency: float, too
     assert outcome.busy_s == pytest.approx(size * took_s, abs=1e-4)
 
 
-def test_what_is_fixed_is_not_shared_out_and_fewer_items_end_it_sooner() -> None:
+def test_fixed_work_is_not_shared_and_fewer_items_end_sooner() -> None:
     fixed = gang(4, fixed_s=5.0, items_done=40)
     run, outcome = simulate(cluster(4, model()), [fixed])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
@@ -137,7 +137,7 @@ def test_the_one_that_is_ready_waits_for_the_other() -> None:
     assert outcome.ended_at == pytest.approx(17.0 + 60.0)
 
 
-def test_a_gang_is_slowed_down_by_what_else_runs_on_any_of_its_devices() -> None:
+def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
@@ -179,9 +179,7 @@ def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
     (NOW, 30.5 + 120.0 / 3),  # from the beginning
     (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # the last report is of 30 s
 ])  # fmt: skip
-def test_a_gang_that_loses_a_member_goes_on_with_what_is_left_from_its_last_checkpoint(
-    delays: Delays, ended_at: float
-) -> None:
+def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
     outcome = run.run()
     first, second = runs(run.log, 1)[:4], runs(run.log, 1)[4:]
@@ -193,7 +191,7 @@ def test_a_gang_that_loses_a_member_goes_on_with_what_is_left_from_its_last_chec
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
 
 
-def test_the_head_of_a_call_is_not_done_again_and_the_members_meet_again() -> None:
+def test_a_resumed_gang_meets_again_but_skips_its_head() -> None:
     small = cluster([(0.0, 4), (30.5, 3)], model(gang_s=Duration(2.0)), delays=TALKS)
     outcome = hot(small, gang(3, most=4, fixed_s=8.0)).run()
     assert outcome.ended_at == pytest.approx(30.5 + 2.0 + (120.0 - 4 * 8.0) / 3, abs=1e-5)
@@ -231,7 +229,7 @@ class Halves(HottestFirst):
         return replace(plan, libraries=plan.libraries[:2]) if plan is not None and self.evicted else plan
 
 
-def test_a_gang_that_is_taken_apart_keeps_its_progress_and_its_libraries() -> None:
+def test_an_evicted_gang_keeps_its_progress_and_libraries() -> None:
     policies = Policies(Halves(), Everywhere(), KeepBlocks())
     run = Simulation(cluster(4, model()), [*calls(1), gang(2, most=4, at_s=12.0)], policies)
     outcome = run.run()

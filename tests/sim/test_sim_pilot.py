@@ -75,7 +75,7 @@ def step(pilot: SimPilot, until: float) -> None:
         pass
 
 
-def test_a_resize_takes_time_and_a_growth_waits_for_the_shrink_that_makes_room_for_it() -> None:
+def test_a_growth_waits_for_the_shrink_that_makes_room() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     load(pilot, 2, size=half)
@@ -90,7 +90,7 @@ def test_a_resize_takes_time_and_a_growth_waits_for_the_shrink_that_makes_room_f
     ledger.validate()
 
 
-def test_a_library_that_ends_while_it_is_resized_leaves_its_device_free() -> None:
+def test_a_library_that_ends_during_a_resize_frees_its_device() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     step(pilot, 100.0)
@@ -101,7 +101,7 @@ def test_a_library_that_ends_while_it_is_resized_leaves_its_device_free() -> Non
     assert pilot.busy_s(200.0) == 0.0
 
 
-def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone() -> None:
+def test_a_library_starts_when_the_one_that_it_replaces_is_gone() -> None:
     pilot, whole = world_of(), int(GPU.memory_bytes)
     load(pilot, 1, size=whole)
     step(pilot, 100.0)

@@ -55,7 +55,7 @@ def test_a_call_to_a_family_wants_the_runtimes_that_are_long_enough() -> None:
         list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
 
 
-def test_a_policy_that_knows_no_variants_serves_each_call_in_its_own_runtime() -> None:
+def test_without_variants_each_call_runs_in_its_own_runtime() -> None:
     world = encoders(source(2), r64=0.05, r256=0.2)
     run = Simulation(world, of_lengths(world, asked(2.0, from_s=0.0, to_s=60.0)), named("default").make())
     outcome = run.run()
@@ -64,7 +64,7 @@ def test_a_policy_that_knows_no_variants_serves_each_call_in_its_own_runtime() -
     assert contexts["r64"].served > contexts["r256"].served > 0
 
 
-def test_more_blocks_come_when_the_latency_nears_its_limit_and_leave_when_it_is_far_below() -> None:
+def test_blocks_follow_the_tail_latency() -> None:
     pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=Rule.OPPORTUNISTIC)
     world = encoders(pool, r64=0.05, r256=0.2)
     calls = [*asked(14.0, from_s=0.0, to_s=300.0), *asked(1.0, from_s=300.0, to_s=700.0)]
@@ -127,7 +127,7 @@ def test_a_light_load_of_several_models_on_one_device_is_met() -> None:
     assert all(value <= 0 for value in found)
 
 
-def test_each_call_ends_once_under_more_load_than_there_are_devices_for() -> None:
+def test_each_call_ends_once_under_overload() -> None:
     arrivals = traffic(8, seconds=30, every_s=0.05, output=100)
     simulation = run(models(8, memory_gb=12), arrivals)
     found = late(simulation)

@@ -172,7 +172,7 @@ class _Twice(LoadWhereWanted):
         return (load, load)
 
 
-def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_with_what_it_saw() -> None:
+def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
     provisioning = KeepBlocks()
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)

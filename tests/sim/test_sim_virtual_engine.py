@@ -127,7 +127,7 @@ def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
     assert not engine.begin(ends_at)
 
 
-def test_only_the_first_token_is_due_where_no_time_is_wanted_for_the_others() -> None:
+def test_only_the_first_token_is_due_without_a_time_per_token() -> None:
     times = TokenTimes(0.0, 10, 3, due_at=1.0)
     times.add([0.5, 7.0], made=0)
     times.add([9.0], made=2)

@@ -124,7 +124,7 @@ def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
     assert verdicts(runs, compared(runs), scenario=scenario())[0].startswith("slow is ahead of quick: it does 9900.0")
 
 
-def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() -> None:
+def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
     of = scenario("two-kinds")
@@ -155,7 +155,7 @@ def test_deadlines_that_nobody_meets_are_shown() -> None:
     assert line[:at].split()[-1] == "0"
 
 
-def test_programs_get_bytes_and_shares_and_people_read_gigabytes_and_percent() -> None:
+def test_programs_get_bytes_and_people_read_gigabytes() -> None:
     runs = [run("a", 0, ended_at=100.0)]
     [row] = compared(runs)
     assert (row.estimates["shared_bytes"], row.estimates["busy"]) == (estimate([3e9]), estimate([0.5]))

@@ -259,7 +259,7 @@ def test_counts_say_what_the_rows_say() -> None:
     assert len(sums.log) < len(rows.log)
 
 
-def test_counts_say_what_the_rows_say_of_gangs_and_of_libraries_of_several_devices() -> None:
+def test_counts_equal_rows_for_gangs_and_several_devices() -> None:
     talks = replace(NOW, progress_s=Duration(2.0))
     pool = source([(0.0, 3), (40.5, 1), (80.0, 3)], devices=4, init_blocks=3, min_blocks=3)
     losing = world(pool, model(item_cv=0.5, load_cv=0.2, devices=2), delays=talks)

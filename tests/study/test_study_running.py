@@ -134,7 +134,7 @@ def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_trace_that_turns_out_bad_is_refused_from_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
+def test_a_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
     text = shipped()["static-pool"].read_text()
     head, tail = text.split("[workload]")

@@ -83,7 +83,7 @@ def test_each_shipped_scenario_is_read_and_called_like_its_file(name: str) -> No
     assert scenario.about
 
 
-def test_gangs_and_replicas_are_read_and_wrong_ones_refused_with_their_line() -> None:
+def test_gangs_are_read_and_wrong_ones_refused_with_their_line() -> None:
     changed = parse(
         TEXT, "workload.gang=[1, 4]", "contexts.llm.devices=1", "contexts.llm.gang=2 s",
         "contexts.llm.gang_efficiency=0.9", "world.delays.progress=5 s",
@@ -175,7 +175,7 @@ def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
     assert absolute.file == "/data/trace.csv"
 
 
-def test_policies_in_files_count_from_the_scenarios_folder_and_go_by_the_files_name() -> None:
+def test_policies_in_files_are_relative_to_the_scenario() -> None:
     policies = parse(TEXT, 'policies=["default", "mine/best.py:Best", "package.module:Other"]').policies
     assert policies == ("default", "/folder/mine/best.py:Best", "package.module:Other")
     assert [label(policy) for policy in policies] == ["default", "best.py:Best", "package.module:Other"]
