@@ -59,25 +59,20 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
         if most > source.max_blocks:
-            yield (
-                f"source {source.name}: there is capacity for {most} blocks, but max_blocks = {source.max_blocks}: no "
-                "more are asked for"
-            )
+            no_more = f"but max_blocks = {source.max_blocks}: no more are asked for"
+            yield f"source {source.name}: there is capacity for {most} blocks, {no_more}"
+        never = f"source {source.name} never serves a call"
         if not most:
-            yield f"source {source.name} never serves a call: its capacity is 0 all the time"
+            yield f"{never}: its capacity is 0 all the time"
             continue
-        fits = [(name, model) for name, model in models if source in _of_use(world, model)]
-        if models and not fits:
-            names = ", ".join(name for name, _ in models)
-            yield f"source {source.name} never serves a call: its devices ({source.kind}) cannot hold {names}"
+        loads = {name: _load_s(world, model, source) for name, model in models if source in _of_use(world, model)}
+        if models and not loads:
+            yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
-            name, model = min(fits, key=lambda each: _load_s(world, each[1], source))
-            least_s = _load_s(world, model, source)
-            if least_s >= source.walltime_s:
-                yield (
-                    f"source {source.name} never serves a call: a block lasts {show_seconds(source.walltime_s)}, and "
-                    f"{name} takes {show_seconds(least_s)} until it is loaded there"
-                )
+            name, load_s = min(loads.items(), key=lambda each: each[1])
+            if load_s >= source.walltime_s:
+                lasts = f"a block lasts {show_seconds(source.walltime_s)}"
+                yield f"{never}: {lasts}, and {name} takes {show_seconds(load_s)} until it is loaded there"
 
 
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
@@ -96,53 +91,49 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
         if kind not in seen:
             seen.add(kind)
-            _refuse_call(world, arrival, number=number)
+            for problem in _call_problems(world, arrival):
+                raise ConfigError(f"call {number} {problem}")
         yield arrival
 
 
-def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
+def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
+    name, (least, most) = arrival.context, arrival.gang
     if arrival.items < 1:
-        raise ConfigError(f"call {number} has {arrival.items} items; a call has at least one")
-    if arrival.context not in world.contexts:
-        raise ConfigError(f"call {number} wants {arrival.context}, {nearest(arrival.context, world.contexts)}")
+        yield f"has {arrival.items} items; a call has at least one"
+    if name not in world.contexts:
+        yield f"wants {name}, {nearest(name, world.contexts)}"
     if not 0 <= arrival.items_done <= arrival.items:
-        raise ConfigError(f"call {number} ends after {arrival.items_done} of its {arrival.items} items")
+        yield f"ends after {arrival.items_done} of its {arrival.items} items"
     for seconds in (arrival.fixed_s, arrival.shared_s):
         if not 0 <= seconds < math.inf:
-            raise ConfigError(f"call {number} takes {seconds:g} s before its first item")
-    least, most = arrival.gang
+            yield f"takes {seconds:g} s before its first item"
     if not 1 <= least <= most:
-        raise ConfigError(f"call {number} wants a gang of {least} to {most}")
-    model = world.contexts[arrival.context]
+        yield f"wants a gang of {least} to {most}"
+    model = world.contexts[name]
     if model.engine and (arrival.items, arrival.gang, arrival.fixed_s + arrival.shared_s) != (1, (1, 1), 0.0):
-        raise ConfigError(
-            f"call {number} wants {arrival.context}, which has an engine: such a call is one request (items = 1, no "
-            "gang, fixed_s = 0, shared_s = 0)"
-        )
+        one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
+        yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
-        raise ConfigError(f"call {number} has a length below zero")
-    there = 0
-    for source in _of_use(world, model):
+        yield "has a length below zero"
+    there, sources = 0, list(_of_use(world, model))
+    for source in sources:
         blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
         there += blocks * source.nodes * (source.devices // model.devices)
     if least > max(1, there):
-        raise ConfigError(
-            f"call {number} wants a gang of {least}, and of {arrival.context} there are never more than {there} "
-            f"libraries at a time, with {'a device' if model.devices == 1 else f'{model.devices} devices'} each"
-        )
-    spare = {
-        source.name: (source, source.walltime_s - _load_s(world, model, source) - _call_s(world, arrival, source))
-        for source in _of_use(world, model)
-    }
+        each = "a device" if model.devices == 1 else f"{model.devices} devices"
+        never = f"of {name} there are never more than {there} libraries at a time, with {each} each"
+        yield f"wants a gang of {least}, and {never}"
+    loads = [_load_s(world, model, source) for source in sources]
+    takes = [_call_s(world, arrival, source) for source in sources]
+    spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
     sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it resumes in the next block
-    if spare and sure and all(source.walltime_s and left <= 0 for source, left in spare.values()):
-        source = max(spare.values(), key=lambda each: each[1])[0]
-        raise ConfigError(
-            f"call {number} of {arrival.context} can never end: "
-            f"{f'{arrival.written} tokens' if model.engine else f'{arrival.items_done or arrival.items} items'} take "
-            f"{show_seconds(_call_s(world, arrival, source))} after a load of "
-            f"{show_seconds(_load_s(world, model, source))}, and a block of {source.name} lasts "
-            f"{show_seconds(source.walltime_s)}; raise its walltime, or give calls fewer items"
+    if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
+        best = spare.index(max(spare))
+        work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
+        yield (
+            f"of {name} can never end: {work} take {show_seconds(takes[best])} after a load of "
+            f"{show_seconds(loads[best])}, and a block of {sources[best].name} lasts "
+            f"{show_seconds(sources[best].walltime_s)}; raise its walltime, or give calls fewer items"
         )
 
 

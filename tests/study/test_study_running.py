@@ -246,7 +246,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "    with Workers(square, count=2) as workers:\n"
         "        list(workers.each([13, 13], hear=lambda *what: print(*what, flush=True)))\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(ROOT)])}
     parent = subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids: set[int] = set()
