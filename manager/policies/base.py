@@ -12,9 +12,6 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
 
-# ---- serve order
-
-
 SATED = 4
 """Least loaded libraries in a row that take nothing before the search stops."""
 
@@ -46,9 +43,6 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
         yield from tuple(islice(index.least_loaded(), SATED))  # libraries that take some move in the index
         if queue.count == before:
             return
-
-
-# ---- base
 
 
 class Quiet:

@@ -15,9 +15,6 @@ from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilo
 from stoker.manager.core.seams import Timer, Unload, View
 from stoker.protocol.ids import LibraryId, RecipeKey
 
-# ---- keep alive
-
-
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6
 """A timer may fire this many seconds early."""
@@ -59,9 +56,6 @@ class IdleTimers:
 
 def _does_nothing(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
-
-
-# ---- library limits
 
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})

@@ -12,9 +12,6 @@ from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, V
 from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import RecipeKey
 
-# ---- quarantining
-
-
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
 CALLS = 2
@@ -71,9 +68,6 @@ def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
         for each in pilot.verdicts
         if now - each.at <= WITHIN_S and _blames(each.verdict) and each.verdict.component == verdict.component
     ]
-
-
-# ---- unpacking
 
 
 LIMIT = 0.35

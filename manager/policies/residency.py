@@ -41,9 +41,6 @@ from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
-# ---- residency
-
-
 UNKNOWN_LOAD_S = 10.0
 """Assumed seconds of a load before one was measured."""
 
@@ -291,9 +288,6 @@ def _kept(context: Context) -> int:
 
 def _corner(device: Device) -> int:
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
-
-
-# ---- exclusive
 
 
 class WholeDevice(LoadWhereWanted):

@@ -17,9 +17,6 @@ from stoker.manager.core.seams import View
 from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- sizes
-
-
 BARE_BYTES = 256_000_000
 """Assumed need of a library without a loader."""
 
@@ -84,9 +81,6 @@ def may_suit(context: Context, device: Device) -> bool:
 def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
     """True if a device is well and of a suitable kind (`is_of_kind`)."""
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
-
-
-# ---- where to load
 
 
 GIVE_UP_ON_PILOT = 2

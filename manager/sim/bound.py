@@ -41,9 +41,6 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
 
-# ---- supply
-
-
 Steps = list[tuple[float, float]]
 """A value from each time on; 0 before the first."""
 
@@ -113,9 +110,6 @@ class Supply:
             return math.inf
         rate = self._rates[place]
         return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
-
-
-# ---- costs
 
 
 _STEPS = 10
@@ -268,9 +262,6 @@ def _pilot_at(source: SourceModel) -> float:
             break
         starts_at, blocks = max(starts_at, at), count
     return starts_at + _boot_s(source)
-
-
-# ---- bound
 
 
 class Limit(enum.Enum):

@@ -18,9 +18,6 @@ from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- device
-
-
 _ALL = 1.0 + 1e-9
 """The capacity of a device, with room for rounding."""
 
@@ -163,9 +160,6 @@ def begin_together(
     if not crowded:
         work._entry = agenda.after(seconds, then, *args)
     return work
-
-
-# ---- device turns
 
 
 class TurnTaker(Protocol):

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
 
-# ---- flows
-
-
 _DONE = 1e-6
 """Less than this is rounding."""
 
@@ -186,9 +183,6 @@ def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
                     for other in flow.links:
                         left[other] = max(0.0, left[other] - least)
                         open_flows[other] -= 1
-
-
-# ---- machine
 
 
 class SharedFiles:

@@ -21,8 +21,6 @@ import msgspec
 
 from stoker.protocol.calls import CallSpec
 
-# ---- log
-
 
 class Happened(enum.IntEnum):
     """Events of a run, and what `value` is."""
@@ -125,9 +123,6 @@ class EventLog:
         return digest.hexdigest()
 
 
-# ---- token times
-
-
 _ROUNDING_S = 2e-6
 """Tokens that are late by this much are in time."""
 
@@ -193,9 +188,6 @@ class TokenTimes(msgspec.Struct):
             self.late_s = max(self.late_s, max(at - number * tpot_s for number, at in enumerate(due)) - due_at)
         self.seen += len(new)
         self.last_at = new[-1]
-
-
-# ---- calls log
 
 
 EVERY_S = 1.0

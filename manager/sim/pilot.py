@@ -48,8 +48,6 @@ from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
-# ---- fetching
-
 
 class _Fetch:
     """One object in transit, or waiting for a source."""
@@ -196,9 +194,6 @@ class Fetching:
         fetch.left = missing
         fetch.bytes_here = False
         fetch.sources = ()
-
-
-# ---- pilot
 
 
 _ANY_BYTES = 1 << 62

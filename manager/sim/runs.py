@@ -32,8 +32,6 @@ from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, LibraryId
 
-# ---- surroundings
-
 
 class Surroundings(Protocol):
     """A simulation, as its parts see it. Times in seconds; see `run.Simulation`."""
@@ -65,9 +63,6 @@ class Surroundings(Protocol):
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         """Return the step times of a context's engine on a kind of device."""
-
-
-# ---- duration
 
 
 def speedup(size: int, *, efficiency: float) -> float:
@@ -138,9 +133,6 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
     """Return the least seconds of a call on the best gang size, from its times on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
-
-
-# ---- runs
 
 
 class RunningLibrary(Protocol):

@@ -11,8 +11,6 @@ from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
 from stoker.protocol.ids import BlockId
 
-# ---- validate objects
-
 
 def broken_transfers(transfers: Transfers) -> Iterator[str]:
     if transfers.unsettled or transfers.freed or transfers.changed:
@@ -121,9 +119,6 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
     free = [peer.id for peer in staying or sources if transfers.has_room(peer, object)]
     if free and len(object.waiting) <= 8:
         yield f"{what}: waits, although {free} could serve it"
-
-
-# ---- validate
 
 
 def validate(state: State) -> None:

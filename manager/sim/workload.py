@@ -31,9 +31,6 @@ from stoker.manager.sim.world import NO_TIME, Count, Positive, Share, World
 from stoker.protocol.calls import Objective
 from stoker.site import Duration
 
-# ---- workload
-
-
 Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 AsMany = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 PerSecond = Annotated[float, msgspec.Meta(gt=0.0, le=10_000_000.0)]
@@ -350,9 +347,6 @@ def _diurnal(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]
 
 def _ns(seconds: float) -> int:
     return round(seconds * _NANO)
-
-
-# ---- families
 
 
 def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:

@@ -18,9 +18,6 @@ from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Name, Size
 
-# ---- engine model
-
-
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _NONE = Size(0)
@@ -90,9 +87,6 @@ class EngineFloor:
 
     def _without_rounding(self, seconds: float, steps: int) -> float:
         return max(0.0, seconds / self._speed - TICK_S * (steps + 1))
-
-
-# ---- world
 
 
 class Rate(float):
@@ -289,9 +283,6 @@ class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
     contexts: dict[str, ContextModel]
     links: Links = Links()
     delays: Delays = Delays()
-
-
-# ---- awareness
 
 
 _AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)

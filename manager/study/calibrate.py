@@ -49,8 +49,6 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import Duration, Size
 
-# ---- a recorded session
-
 
 class RecordedLoad(msgspec.Struct, frozen=True):
     """A successful load. `whole_s`: from the order until the manager heard of its end."""
@@ -247,9 +245,6 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
     if not found.calls:
         raise SessionError(f"no call of session {session} ran to an end: there is nothing to measure", session=session)
     return found
-
-
-# ---- its world
 
 
 MOST_CV = 5.0

@@ -17,9 +17,6 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.plots import Curves
 from stoker.whole_files import draft_of
 
-# ---- Parquet
-
-
 Facts = Mapping[str, str | int | float | bool]
 
 _FACTS = b"stoker"
@@ -106,9 +103,6 @@ def _arrow_type(column: array[Any]) -> Any:
 def _bytes(chunk: Any, width: int) -> bytes:
     values = chunk.buffers()[1]
     return bytes(values.slice(chunk.offset * width, len(chunk) * width)) if values is not None else b""
-
-
-# ---- timeline for Perfetto
 
 
 MOST_CALLS = 200_000

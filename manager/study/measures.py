@@ -18,8 +18,6 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.statistics import quantile
 
-# ---- measures
-
 
 class Steps:
     """A value that changes at moments; 0 before the first."""
@@ -338,9 +336,6 @@ class _Pass:
         return since
 
 
-# ---- figures
-
-
 # ---- tokens of engines
 
 
@@ -382,9 +377,6 @@ def token_figures(log: EventLog) -> TokenFigures | None:
         tpot_p50_s=quantile(mean or array("d", [0.0]), 0.5), tpot_p99_s=quantile(mean or array("d", [0.0]), 0.99),
         gap_p99_s=quantile(gap or array("d", [0.0]), 0.99),
     )  # fmt: skip
-
-
-# ---- figures of a run
 
 
 class Figures(msgspec.Struct, frozen=True):

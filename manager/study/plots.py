@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# ---- curves of a run
-
-
 POINTS = 1_000
 """Steps that are kept of a curve."""
 SHARES = tuple(number / 200 for number in range(201))
@@ -68,9 +65,6 @@ def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
 
 def _quantiles(values: array[float]) -> tuple[float, ...]:
     return tuple(quantile(values, share) for share in SHARES) if values else ()
-
-
-# ---- pictures
 
 
 Runs = Mapping[str, Sequence[Curves]]

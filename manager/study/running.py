@@ -35,9 +35,6 @@ from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
 from stoker.units import show_seconds
 
-# ---- processes
-
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Tell = Callable[..., None]
@@ -140,9 +137,6 @@ def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
             send(object, do(task, lambda *progress: send(None, progress)))
         except StokerError as error:
             send(StokerError, error)
-
-
-# ---- runs
 
 
 TellProgress = Callable[[str, int, float, int], None]

@@ -35,8 +35,6 @@ from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
 
-# ---- --set
-
 
 class Override(NamedTuple):
     """One changed setting: as given, and its path in the data."""
@@ -111,9 +109,6 @@ def _value(text: str) -> Any:
     return read["value"] if len(read) == 1 else text.strip()
 
 
-# ---- step profiles
-
-
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
     """Replace names of profile files, relative to `folder`, by their content. Raises ConfigError."""
     for engine in _engines(data):
@@ -144,9 +139,6 @@ def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
         inner = [each.values() if key == "*" else [each.get(key)] for each in found]
         found = [one for each in inner for one in each if isinstance(one, dict)]
     return list(found)
-
-
-# ---- scenario files
 
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -285,9 +277,6 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
     workload = data.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("file"), str) and workload["file"]:
         workload["file"] = str(folder / Path(workload["file"]).expanduser())
-
-
-# ---- scenarios as text
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -28,9 +28,6 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
 
-# ---- tables in files
-
-
 _WHOLE = re.compile(r"\s*[0-9]{1,18}\s*")
 _SIGNED = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
@@ -178,9 +175,6 @@ def _header(
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
-
-
-# ---- formats of traces
 
 
 _MOST_GPUS = 10_000

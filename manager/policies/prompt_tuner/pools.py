@@ -22,9 +22,6 @@ from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.protocol.calls import Features
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
-# ---- pool state
-
-
 MOST_REPLICAS = 128
 """The most replicas for which run times are predicted."""
 
@@ -226,9 +223,6 @@ def _falls(rates: list[tuple[float, float]]) -> bool:
 
 def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
-
-
-# ---- pool states
 
 
 class PoolStates:

@@ -44,9 +44,6 @@ from stoker.manager.policies.where_to_load import failures, is_probed, may_load,
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
-# ---- cold devices
-
-
 Replica = tuple[Device, ...]
 """Devices of one pilot for one replica."""
 
@@ -132,9 +129,6 @@ def makes_warm(library: Library) -> bool:
     return bool(library.context.recipe.loader)
 
 
-# ---- telling
-
-
 def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
     """Return a forecast for a call, if it is known and has changed noticeably."""
     if ends_at == math.inf:
@@ -154,9 +148,6 @@ def why_dropped(view: View, fate: Fate) -> str:
         return f"{due}, and it has not begun"
     soonest = show_seconds(fate.ends_at - view.now)
     return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"
-
-
-# ---- residency
 
 
 WINDOW_S = 60.0

@@ -35,9 +35,6 @@ from typing import Protocol
 
 import msgspec
 
-# ---- job queue
-
-
 Key = tuple[int, float, int]
 """A job's place: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
 
@@ -206,9 +203,6 @@ class JobQueue:
         if need > 0:
             return self.rows.setdefault(need, [])
         return self.rest if need else self.late
-
-
-# ---- scheduling
 
 
 class Promise(msgspec.Struct, frozen=True):

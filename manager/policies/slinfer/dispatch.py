@@ -42,9 +42,6 @@ from stoker.manager.policies.where_to_load import is_probed
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
-# ---- dispatch
-
-
 _ROUND_S = 0.1
 """Seconds between two rounds."""
 
@@ -205,9 +202,6 @@ def _late_s(view: View, call: Call) -> float:
     if not wanted_s or call.id in view.reports:
         return -1.0
     return view.now - call.submitted_at - wanted_s - cold_start_s(view, call)
-
-
-# ---- residency
 
 
 class ShrinkLate(LoadWhereWanted):

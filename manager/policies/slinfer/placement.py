@@ -23,9 +23,6 @@ from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
 from stoker.pilot.core.turns import OVERESTIMATE
 from stoker.protocol.ids import RecipeKey
 
-# ---- compute
-
-
 LOOK_AGAIN_S = 0.1
 """Seconds granted at a time to a load that takes longer than expected."""
 
@@ -132,9 +129,6 @@ def cold_start_s(view: View, call: Call) -> float:
     return longest_s
 
 
-# ---- memory
-
-
 class CacheSizes:
     """Sizes of reservations with a watermark (0.25: a quarter more than required)."""
 
@@ -193,9 +187,6 @@ class CacheSizes:
 def _weights(context: Context, device: Device) -> int:
     needs = context.recipe.needs
     return known_bytes(context, device.facts) - needs.token_bytes * needs.cache_tokens
-
-
-# ---- placement
 
 
 def shares_by_token(context: Context) -> bool:
