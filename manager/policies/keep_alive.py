@@ -116,7 +116,6 @@ def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, 
 
 
 def runs_next(view: View, context: Context, pilot: Pilot) -> bool:
-    """True if the next waiting call would end before a pilot does."""
     call = _next_single(context)
     return call is None or run_fits(view, pilot, call.group.cost.run_s or context.run_s)
 

@@ -110,7 +110,6 @@ def _way(
 
 
 def holds(device: Device, context: Context) -> bool:
-    """True if a library of the context is on the device."""
     for library in device.libraries.values():  # noqa: SIM110 (a generator costs more than what it goes through)
         if library.context is context:
             return True
@@ -118,7 +117,6 @@ def holds(device: Device, context: Context) -> bool:
 
 
 def is_idle(library: Library) -> bool:
-    """True if a library is ready and does nothing."""
     return library.state is LibraryState.READY and not library.held and not library.zombies
 
 

@@ -61,7 +61,6 @@ def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = F
 
 
 def names_cpus(context: Context) -> bool:
-    """True if a context names CPUs among its kinds: spare cores will do."""
     return any(kind.partition(" ")[0] == "cpu" for kind in context.recipe.needs.kinds)
 
 

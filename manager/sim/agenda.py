@@ -73,7 +73,6 @@ class Agenda:
 
     @property
     def next_at(self) -> float:
-        """Time of the next entry; infinite if the agenda is empty."""
         heap = self._heap
         while heap and heap[0][2] is None:
             heapq.heappop(heap)

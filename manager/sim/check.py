@@ -76,7 +76,6 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
 
 
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the same calls; raise ConfigError at the first impossible one."""
     before_s = 0.0
     seen: set[tuple[object, ...]] = set()
     served = {name for name, model in world.contexts.items() if model.engine}

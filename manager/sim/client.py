@@ -197,14 +197,9 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         cache_tokens=engine.limits(model.device_memory_bytes).cache_tokens if engine is not None and grows else 0,
     )  # fmt: skip
     return Recipe(
-        key=name,
-        name=name,
-        loader=b"simulated",
+        key=name, name=name, loader=b"simulated", needs=needs, slots=model.slots, awareness=model.awareness,
         objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
-        needs=needs,
-        slots=model.slots,
-        awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,
         limits=LibraryLimits(model.min_libraries, model.max_libraries, model.keep_alive_s),
         longest_input=model.longest_input,
-    )
+    )  # fmt: skip

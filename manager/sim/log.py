@@ -163,7 +163,6 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def has_objective(self) -> bool:
-        """True if its tokens are due at some time."""
         return self.due_at < math.inf
 
     @property
@@ -367,7 +366,6 @@ CallsLog = EachCall | CountedCalls
 
 
 def items_of(spec: CallSpec) -> int:
-    """Return the items of a call; 1 if it says nothing."""
     return spec.features.items if spec.features is not None else 1
 
 

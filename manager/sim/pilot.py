@@ -74,7 +74,6 @@ class Fetching:
         """Fetches of others that have all bytes from here and wait for the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
-        """Wait for an object; the manager will name sources."""
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
 
     def stop(self, name: str) -> None:

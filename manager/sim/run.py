@@ -152,20 +152,14 @@ class Simulation:
         for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
             steps.add(counts)
         return RunOutcome(
-            complete=self.client.done,
-            ended_at=ended_at,
-            calls=self.client.ended,
-            items=self.client.items_done,
-            failed=self.client.failed,
-            core_events=self.core_events,
-            device_s=device_seconds(state),
-            lost_pilots=state.lost_pilots,
-            rerun_calls=state.rerun_calls,
+            complete=self.client.done, ended_at=ended_at, calls=self.client.ended, items=self.client.items_done,
+            failed=self.client.failed, core_events=self.core_events, device_s=device_seconds(state),
+            lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
             warm_s=self.warm_s + sum(pilot.warm_s(ended_at) for pilot in self.pilots.values()),
             engine_steps=steps.steps,
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
-        )
+        )  # fmt: skip
 
     def _why(self) -> str:
         open_calls = self.client.submitted - self.client.ended

@@ -59,7 +59,6 @@ class ServedBatch:
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if none is."""
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
@@ -85,7 +84,6 @@ class ServedBatch:
         return found if self._library.ready_at < math.inf else replace(found, rows=1, length=1.0)
 
     def free_at(self) -> float:
-        """Return when the current step ends; now if none runs."""
         return self.engine.free_at(self._sim.agenda.now)
 
     def _grant(self, times: TokenTimes) -> None:

@@ -281,17 +281,11 @@ class _Dress:
     def call(self, number: int, *, at_s: float, items: int) -> Arrival:
         of = self._of
         return Arrival(
-            at_s,
-            self._context(number),
-            items,
-            _length(of.input_length, self._inputs, number, cv=of.input_cv),
-            of.expected_output,
-            of.priority,
-            float(of.deadline_s),
-            of.gang,
+            at_s, self._context(number), items, _length(of.input_length, self._inputs, number, cv=of.input_cv),
+            of.expected_output, of.priority, float(of.deadline_s), of.gang,
             output=_length(of.expected_output, self._outputs, number, cv=of.output_cv),
             objective=self._objective,
-        )
+        )  # fmt: skip
 
     def _context(self, number: int) -> str:
         if len(self._names) == 1:

@@ -200,7 +200,6 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{setting}: the steps of its engine say how long a call takes; leave it out")
 
     def engine_on(self, kind: str) -> EngineModel | None:
-        """Its engine on a kind of device, if any."""
         return self.engine.get(kind) or self.engine.get("")
 
     def slots_on(self, kind: str) -> int:

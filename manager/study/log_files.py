@@ -35,7 +35,8 @@ def write_log(path: Path, log: EventLog, meta: Facts) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = [_numbers(log.at_s, "float64"), _texts(log.what)]
+    numbers = pa.Array.from_buffers(pa.int8(), len(log.what), [None, pa.py_buffer(log.what)])
+    columns = [_numbers(log.at_s, "float64"), pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES))]
     columns += [_numbers(getattr(log, name), type) for name, type in _INTEGERS.items()]
     columns.append(_numbers(log.value, "float64"))
     table = pa.table(columns, names=["at_s", "what", *_INTEGERS, "value"])
@@ -66,7 +67,9 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
     for name in ("at_s", *_INTEGERS, "value"):
         column: array[Any] = getattr(log, name)
         for chunk in table.column(name).cast(_arrow_type(column)).chunks:
-            column.frombytes(_bytes(chunk, column.itemsize))
+            width, values = column.itemsize, chunk.buffers()[1]
+            if values is not None:
+                column.frombytes(bytes(values.slice(chunk.offset * width, len(chunk) * width)))
     for chunk in table.column("what").chunks:
         log.what.extend(_happened(chunk, path))
     return log, msgspec.json.decode(facts, type=dict[str, Any])
@@ -77,13 +80,6 @@ def _numbers(column: array[Any], type: str) -> Any:
 
     whole = pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)])
     return whole.cast(type)
-
-
-def _texts(what: array[int]) -> Any:
-    import pyarrow as pa
-
-    numbers = pa.Array.from_buffers(pa.int8(), len(what), [None, pa.py_buffer(what)])
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES))
 
 
 def _happened(chunk: Any, path: Path) -> list[int]:
@@ -98,11 +94,6 @@ def _arrow_type(column: array[Any]) -> Any:
     import pyarrow as pa
 
     return pa.float64() if column.typecode == "d" else {4: pa.int32(), 8: pa.int64()}[column.itemsize]
-
-
-def _bytes(chunk: Any, width: int) -> bytes:
-    values = chunk.buffers()[1]
-    return bytes(values.slice(chunk.offset * width, len(chunk) * width)) if values is not None else b""
 
 
 MOST_CALLS = 200_000

@@ -91,7 +91,6 @@ class Measures(msgspec.Struct, frozen=True):
 
     @property
     def violations(self) -> float | None:
-        """Share of the deadlines that were missed; None without deadlines."""
         return self.missed / self.deadlines if self.deadlines else None
 
     @property
@@ -356,7 +355,6 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
     @property
     def met_share(self) -> float | None:
-        """Share of the objectives that were met; None without any."""
         return self.met / self.objectives if self.objectives else None
 
 
@@ -411,17 +409,10 @@ def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_
     violations = measured.violations
     waits = measured.waits_s or [0.0]
     return Figures(
-        items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0,
-        held_s=measured.held_s,
+        items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0, held_s=measured.held_s,
         busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # more than 1 is rounding
-        lost_s=measured.lost_s,
-        loads=log.what.count(Happened.LIBRARY_READY),
-        wait_p50_s=quantile(waits, 0.5),
-        wait_p95_s=quantile(waits, 0.95),
-        shared_bytes=measured.shared_bytes,
-        peer_bytes=measured.peer_bytes,
-        bound_s=bound_s,
-        in_time=None if violations is None else 1.0 - violations,
-        warm_s=outcome.warm_s,
-        tokens=token_figures(log),
-    )
+        lost_s=measured.lost_s, loads=log.what.count(Happened.LIBRARY_READY),
+        wait_p50_s=quantile(waits, 0.5), wait_p95_s=quantile(waits, 0.95), shared_bytes=measured.shared_bytes,
+        peer_bytes=measured.peer_bytes, bound_s=bound_s, in_time=None if violations is None else 1.0 - violations,
+        warm_s=outcome.warm_s, tokens=token_figures(log),
+    )  # fmt: skip

@@ -170,18 +170,14 @@ def _simulate(
     )  # fmt: skip
     context = ContextModel(
         device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
-        load_s={"": Duration(load.mean_s)},
-        load_cv=load.cv,
-        call_s={"": Duration(each_s * calls_each)},
+        load_s={"": Duration(load.mean_s)}, load_cv=load.cv, call_s={"": Duration(each_s * calls_each)},
         item_cv=run.cv / math.sqrt(shares),
-    )
+    )  # fmt: skip
     poll_s = 0.0 if site.is_local else float(site.provider.poll_s)
     world = World(
-        devices={evidence.kind: DeviceKind(Size(evidence.memory_bytes))},
-        sources=(model,),
-        contexts={_CONTEXT: context},
-        delays=Delays(poll_s=Duration(poll_s)),
-    )
+        devices={evidence.kind: DeviceKind(Size(evidence.memory_bytes))}, sources=(model,),
+        contexts={_CONTEXT: context}, delays=Delays(poll_s=Duration(poll_s)),
+    )  # fmt: skip
     arrivals = (Arrival(0.0, _CONTEXT) for _ in range(calls))
     outcome = Simulation(limited(world, awareness), arrivals, _policies(site, alone_s), seed=seed).run(until_s=until_s)
     done = outcome.complete and not outcome.failed

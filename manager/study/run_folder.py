@@ -88,7 +88,6 @@ def keep_policies(folder: Path, policies: Sequence[str]) -> None:
 
 
 def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
-    """Remove unfinished logs, and the folder if no run is done."""
     of_runs = {Path(run.log).name for run in runs}
     for path in (folder / LOGS).iterdir():
         if path.name not in of_runs:

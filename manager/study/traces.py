@@ -131,7 +131,6 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def show_path(path: Path) -> str:
-    """Return a path relative to the working folder, if it is in it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

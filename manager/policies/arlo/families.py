@@ -19,7 +19,6 @@ _PIECES = 12
 
 
 def is_runtime(context: Context) -> bool:
-    """True if a context belongs to a family."""
     return bool(context.lists or context.listed_by or context.recipe.longest_input)
 
 

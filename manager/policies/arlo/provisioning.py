@@ -83,7 +83,6 @@ class TrackLatency(Quiet):
         return ()
 
     def rests(self, view: View) -> bool:
-        """True if no call is open and no recent latency is known."""
         return not self._ends and not view.calls
 
     def _shares(self, since: float) -> list[float]:

@@ -41,14 +41,12 @@ class AllotInRounds(HottestFirst):
         self.reuse = reuse
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return None if a round decides, else as by default."""
         state = self.states.of(call.group.context)
         if in_rounds(call) or (state is not None and state.active):
             return None
         return super().place(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return 0 if a round decides, else as by default."""
         state, head = self.states.of(library.context), library.context.queue.head()
         if state is not None:
             state.mark_changed()

@@ -237,7 +237,6 @@ class PoolStates:
         self._new = True
 
     def of(self, context: Context) -> PoolState | None:
-        """Return the pool of a context, if it has one."""
         return self.all.get(context.recipe.key)
 
     def update(self, view: View, changes: Changes) -> None:
@@ -343,7 +342,6 @@ class PoolStates:
                     self._update_promise(view, state, ordered)
 
     def may_return(self, pilot: Pilot, now: float) -> bool:
-        """True if a pilot was disconnected for a moment only."""
         return now - self._cut.get(pilot.id, now) <= self.cut_s
 
     def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:

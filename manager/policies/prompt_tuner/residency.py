@@ -95,7 +95,6 @@ class ColdDevices:
             self._gone.update(devices)
 
     def has_given(self, devices: Replica) -> bool:
-        """True if one of these was taken in this round."""
         return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
@@ -125,7 +124,6 @@ class ColdDevices:
 
 
 def makes_warm(library: Library) -> bool:
-    """True if a library makes its device warm."""
     return bool(library.context.recipe.loader)
 
 

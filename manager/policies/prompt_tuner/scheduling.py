@@ -102,7 +102,6 @@ class JobQueue:
 
     @property
     def hopeful(self) -> bool:
-        """True if any job can be in time."""
         return any(self.rows.values())
 
     def put(self, jobs: Iterable[PoolJob], *, now: float) -> None:
@@ -172,7 +171,6 @@ class JobQueue:
         return moved
 
     def is_hopeful(self, id: int) -> bool:
-        """True if a job is here and can be in time."""
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
