@@ -244,6 +244,8 @@ class CallRun:
             return
         self._done = self._course.after(reached_s)
         self._say()
+        if self.over:  # its pilot ended it in answer
+            return
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sim.worlds import calls, model, simulate, source, world
+from sim.worlds import NOW, calls, model, simulate, source, world
 
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -23,9 +23,11 @@ from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, d
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.sim.agenda import Agenda, cancel
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation, SimulationError
 from stoker.manager.sim.world import Files, Links, Rate
+from stoker.protocol import to_agent
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.site import Duration, Size
 
@@ -321,3 +323,17 @@ def test_things_happen_in_order_of_time_and_then_of_noting() -> None:
     assert agenda.now == 2.0
     with pytest.raises(ValueError, match=r"nothing can happen at 1\.0 s"):
         agenda.at(1.0, happened.append, "past")
+
+
+def test_a_run_that_ends_in_answer_to_its_report_reports_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SimLibrary.say
+
+    def say(library: SimLibrary, message: to_agent.ToAgent) -> None:
+        said(library, message)
+        if isinstance(message, to_agent.Reports) and library.sim.agenda.now < 20.0:
+            library.end()
+
+    monkeypatch.setattr(SimLibrary, "say", say)
+    reporting = replace(NOW, progress_s=Duration(5.0))
+    _, outcome = simulate(world(source(2), model(), delays=reporting), calls(1, items=30))
+    assert (outcome.complete, outcome.failed) == (True, {})
