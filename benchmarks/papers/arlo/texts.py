@@ -37,7 +37,7 @@ beside it.
 `--table 6a` runs what one figure or table needs: {", ".join(f"`{name}`" for name in tables.TABLES)}. A run is repeated
 only where an earlier release has made it.
 
-What is under test is `manager/policies/arlo`: `allocate` (equations 1 to 7) and `RuntimeQueues` (Algorithm 1), called
+What is under test is `allocate` of `manager/policies/arlo` (equations 1 to 7) and `RuntimeQueues` (Algorithm 1), called
 by a model of instances that answer one by one (`benchmarks/papers/arlo/queues.py`), which is quick enough for hundreds
 of devices. In one table the manager, the pilots and the policy of a session take part (`--table deployed`).
 """
