@@ -1,11 +1,5 @@
 """Arlo (ICPP '24): encoders in several static lengths, and for each length the devices that it needs.
 
-families.py      the runtimes of a model, their speed, and the number of calls for each
-allocation.py    devices per runtime (§3.3, equations 1 to 7)
-residency.py     carries the allocation out, a few replacements at a time (§4)
-dispatch.py      Algorithm 1 (§3.4) over the libraries of a session
-provisioning.py  target tracking on the 98th percentile (§4)
-
 Contexts outside a family (`stoker.family`, `stoker.encoder_family`) are served as by default.
 """
 

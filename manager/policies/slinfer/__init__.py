@@ -1,10 +1,8 @@
 """SLINFER (arXiv:2507.00507): many language models on shared devices, each request in time or refused early.
 
-placement.py   compute and memory of the instances on a device (§VI, §VII), where a new one is loaded (§V, §VIII-B)
-dispatch.py    offers, preemption, drops, keep-alive (§VIII-A); caches that shrink (§VII-B)
-
-Contexts that are no language models, and models on several devices (§X), are served as by default. The pilot's part is
-in `stoker.pilot.core`: turns by headroom and shadow validation (`turns`), the order of resizes (`memory`).
+Contexts that are no language models, and models on several devices (§X), are served as by default. The pilot's
+part is in `stoker.pilot.core`: turns by headroom and shadow validation (`turns`), the order of resizes
+(`memory`).
 """
 
 from __future__ import annotations

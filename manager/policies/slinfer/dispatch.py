@@ -1,9 +1,9 @@
 """SLINFER at the dispatch and residency seams (§V to §VIII).
 
 A call is offered to one ready instance after the other: CPUs first, large batches before small ones. The manager
-checks memory; the pilot judges whether the call and its neighbours would be in time (`stoker.pilot.core.turns`)
-and may refuse. When all refuse, neighbours with smaller batches make room (§VIII-A), or a new instance is loaded.
-Otherwise the call waits and is tried again in rounds, until its first token would be late; then it is dropped
+checks memory; the pilot judges whether the call and its neighbours would be in time, and may refuse
+(`stoker.pilot.core.turns`). When all refuse, neighbours with smaller batches make room (§VIII-A), or a new
+instance is loaded. Otherwise the call is tried again in rounds, and dropped once its first token would be late
 (§IX-B).
 """
 
