@@ -13,7 +13,7 @@ from core.toy import Toy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from policies import plain_pools
-from policies.fewer_rounds import fewer_rounds
+from policies.stubs import fewer_rounds
 
 from stoker.manager.policies.prompt_tuner import prompt_tuner, scheduling
 from stoker.manager.policies.prompt_tuner.scheduling import (

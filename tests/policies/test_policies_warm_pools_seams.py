@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core.toy import Toy
-from policies.fewer_rounds import fewer_rounds
+from policies.stubs import fewer_rounds
 
 from stoker.manager.core.events import ToClient
 from stoker.manager.core.nouns import LibraryState
