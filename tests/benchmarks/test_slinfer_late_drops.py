@@ -19,6 +19,10 @@ Make = Callable[..., Cluster]
 SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
 
 
+class Drops(LateDrops):
+    """In this module: snapshots hold what is in the package of the policy."""
+
+
 class NeverLate(HottestFirst):
     """Dispatch that drops calls which are late."""
 
@@ -27,7 +31,7 @@ class NeverLate(HottestFirst):
 
     def __init__(self) -> None:
         super().__init__()
-        self.late_drops = LateDrops()
+        self.late_drops = Drops()
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         library = super().place(view, call)
