@@ -218,7 +218,14 @@ class VirtualEngine:
         counts.evictions += len(step.evicted)
         counts.most_running = max(counts.most_running, len(running))
         states = [running[number] for number in step.requests]
-        self._takes = self._seconds_of(step, states, count=self._burst(step, states))
+        if step.prefill:
+            length = attended(list(zip(step.starts, step.tokens, strict=True)))
+            self._takes = [self._seconds.prefill_s(sum(step.tokens), length)]
+        else:
+            count = min(self.batch.repeats(step), _LONGEST_BURST)
+            if count > 1:  # until a request ends
+                count = min(count, min(self._times[state.id].output - state.made for state in states))
+            self._takes = self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
         dues: dict[float, float] = {}
         for request in running.values():
             due_at = request.due_at
@@ -226,16 +233,6 @@ class VirtualEngine:
                 dues[request.tpot_s] = due_at
         self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
         return True
-
-    def _burst(self, step: Step, states: list[BatchedRequest]) -> int:
-        most = min(self.batch.repeats(step), _LONGEST_BURST)
-        return most if most == 1 else min(most, min(self._times[state.id].output - state.made for state in states))
-
-    def _seconds_of(self, step: Step, states: list[BatchedRequest], *, count: int) -> list[float]:
-        if not step.prefill:
-            return self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
-        length = attended(list(zip(step.starts, step.tokens, strict=True)))
-        return [self._seconds.prefill_s(sum(step.tokens), length)]
 
     def _decide_anew(self, now: float) -> None:
         self.interrupt(now)
