@@ -12,7 +12,7 @@ from itertools import islice
 from benchmarks.baselines.replicas import InRounds, is_free, send
 from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Load, View
-from stoker.manager.policies.exclusive import WholeDevice
+from stoker.manager.policies.residency import WholeDevice
 from stoker.protocol.ids import RecipeKey
 
 PERIOD_S = 0.1

@@ -23,9 +23,8 @@ from stoker.manager.core.seams import (
     View,
 )
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.residency import UNKNOWN_LOAD_S
+from stoker.manager.policies.residency import UNKNOWN_LOAD_S, WholeDevice
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 
 UNKNOWN_RUN_S = 30.0

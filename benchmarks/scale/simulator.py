@@ -21,9 +21,18 @@ from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.manager.sim.world import (
+    ContextModel,
+    Delays,
+    DeviceKind,
+    EngineModel,
+    Files,
+    Links,
+    Rate,
+    SourceModel,
+    World,
+)
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size

@@ -59,7 +59,7 @@ from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.options import read_wants
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.log import TokenTimes
 from stoker.pilot.devices import cpu
 from stoker.protocol.calls import Objective
 

@@ -17,11 +17,10 @@ import msgspec
 from benchmarks.serving.live_models_policy import patient
 from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, SourceModel, World
 from stoker.pilot.core.events import OfferWeighed
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective

@@ -1,4 +1,4 @@
-"""Policies at the four seams. `default_policies()` are Pervasive Context Management's; `named` has all that ship."""
+"""Policies at the four seams. `default_policies()` are the paper's (Pervasive Context Management), `named` has all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from stoker.manager.policies.residency import LoadWhereWanted
 
 
 def default_policies() -> Policies:
-    """Hottest free library first; load where it is wanted and pays, keep until room is needed; blocks as the site files
-    of the session say, and without any whatever comes."""
+    """Return the default policies: the hottest free library first, loads where they pay, blocks as the site files
+    say.
+    """
     return SHIPPED[DEFAULT].make()
 
 

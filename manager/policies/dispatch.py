@@ -1,21 +1,13 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
-Among free libraries the hottest (last used) comes first (`serve_order`), so that those which are not needed cool down
-and can be evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter
-than a round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is
-queued, and a library that runs dry takes back what another has not begun. One that is stuck in a long call has no
-backlog (`stoker.manager.core.queues`). Of calls that come together the very short ones go to one library until a frame
-to the next is worth its price: with thousands of libraries a frame for each call would cost more than the calls; and
-the more of them end in a second, the scarcer the manager is, and the fuller frames get. A call whose function has not
-run yet, or runs long, is never prefetched.
+The hottest free library (last used) comes first, so that unused ones cool down and are evicted. A library gets a
+backlog of up to `prefetch_s` of work beyond its slots if calls are shorter than a round trip to the manager, but
+at most its share of the queue; one that runs dry takes calls back from others. Short calls that arrive together
+go to one library in one frame. Calls of a function that has not run yet, or runs long, are not prefetched.
 
-A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.deadlines`).
-
-A gang starts when enough libraries of its context are free. Once as many are ready as it needs, those that fall free
-are kept for it when its turn has come, so it does start: it waits for the longest call that runs there at most. While
-there are not as many, calls for one library pass it.
-
-Within a priority the nearest deadline comes first (`by_deadline`, `stoker.manager.core.deadlines`).
+A call that cannot finish within a pilot's walltime is not sent there, and within a priority the nearest deadline
+comes first (`stoker.manager.core.deadlines`). A gang starts when enough libraries are free; once enough are
+ready, free ones are kept for it when its turn has come.
 """
 
 from __future__ import annotations
@@ -30,16 +22,16 @@ from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.policies.base import Quiet
 from stoker.protocol.ids import LibraryId
 
-# Of libraries that might do, so many are looked at.
+# Libraries that are compared at most.
 _MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s` is the backlog in seconds of work that hides the round trip, `prefetch_calls` its bound. `frame_s` is
-    the least work for which another library is woken: a frame to it and back costs a twentieth of that. When more than
-    `busy_per_s` calls end in a second it is so many times more, up to `prefetch_s`.
+    `prefetch_s`: backlog in seconds that hides the round trip; `prefetch_calls`: its limit in calls. `frame_s`:
+    the least work in seconds for which another library is woken. It grows up to `prefetch_s` when more than
+    `busy_per_s` calls end in a second.
     """
 
     asks_every_call = False
@@ -55,7 +47,9 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Slots, and a backlog once calls are known to be short. One that retires is given no more than it serves."""
+        """Return the slots, plus a backlog once calls are known to be short. A library that retires gets what it
+        still serves.
+        """
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -66,9 +60,10 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """The hottest library with a free slot, else one with room for a backlog."""
+        """Return the hottest library with a free slot, else one with room for a backlog."""
         context, group = call.group.context, call.group
-        if context.queue.count and not _nothing_waits(context):
+        # Gangs that need more libraries than are ready keep nothing yet.
+        if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
             return self._gang(context, call)
@@ -80,13 +75,13 @@ class HottestFirst(Quiet):
                 return library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # those behind it have no more room
+                if not library.stuck:  # later ones have no more room
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """What is free; and when the calls at the head are short, a backlog, but not more than a fair share."""
+        """Return the free slots, plus a fair share of the queue as backlog if the next calls are short."""
         context = library.context
         load = len(library.held) + len(library.zombies)
         free = library.slots - load
@@ -112,7 +107,7 @@ class HottestFirst(Quiet):
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of what another library of the context holds and has not begun, if that saves time."""
+        """Take back half of the calls that another library has not begun, if that saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
@@ -126,11 +121,9 @@ class HottestFirst(Quiet):
         return (TakeBack(victim.id, (waiting + 1) // 2),)
 
     def _frame_s(self, view: View) -> float:
-        """The least work for which another library is woken just now."""
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
     def _joins(self, view: View, burst: Burst[Library], call: Call) -> bool:
-        """Whether a library that was given a call just now should get this one too, in the same frame."""
         library = burst.library
         if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
@@ -138,16 +131,16 @@ class HottestFirst(Quiet):
         return room and call_fits(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
-        """A gang on as many free libraries as it likes, once there are enough. Gangs of one context start one at a
-        time, in order."""
+        """Start a gang on free libraries, once there are enough. Gangs of one context start one at a time, in order."""
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
 def _share(library: Library) -> int:
-    """How many calls a library of several slots takes of those that wait, for it to have no more than the others that
-    are free. The least loaded one always takes some."""
+    """Return how many waiting calls a library of several slots takes so that it has no more than the other free
+    ones.
+    """
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -156,9 +149,7 @@ def _share(library: Library) -> int:
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:
-    """Libraries with a free slot, the hottest first. Where they have several slots, the least loaded of the hottest
-    come
-    first: calls that run at once in one library share its device, and another one stands free."""
+    """Yield libraries with a free slot, hottest first; with several slots, the least loaded of the hottest first."""
     hottest = context.index.hottest()
     first = next(hottest, None)
     if first is None or first.slots == 1:
@@ -168,13 +159,7 @@ def _with_free_slot(context: Context) -> Iterable[Library]:
     return chain(some, hottest)
 
 
-def _nothing_waits(context: Context) -> bool:
-    """True if only gangs wait that need more libraries than are ready: nothing is kept for them yet."""
-    return context.queue.single() is None and _next_gang(context) is None
-
-
 def _next_gang(context: Context) -> Call | None:
-    """The first waiting gang for which enough libraries are ready, whether they are free or not."""
     if not context.queue.gangs:
         return None
     ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())
@@ -182,8 +167,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default dispatch policy, but within a priority calls of functions that are expected to run shortly come
-    first, by what they took before or what similar ones took (`manager.core.queue` says how long a call lets others
-    pass)."""
+    """The default policy, but within a priority calls with a short expected run time come first."""
 
     by_run_time = True

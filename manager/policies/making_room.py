@@ -1,8 +1,8 @@
-"""Room on devices that are taken: which libraries leave so that a context can be loaded.
+"""Room on occupied devices: which libraries leave so that a context can be loaded.
 
-`idle_to_end`: idle libraries leave, least recently used first, just enough of them. `room_by_turns`: a context that
-has waited long gets a device from the context that holds most of them. Both take what a context needs of a device
-(`minimum`), and who may leave at all (`may_leave`), from the policy that asks.
+`idle_to_end` ends just enough idle libraries, least recently used first. `room_by_turns` gives a context that has
+waited long a device of the context with the most libraries. The calling policy provides `minimum` (bytes needed)
+and `may_leave`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Protocol
 
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View
-from stoker.manager.policies.sizes import suits
-from stoker.manager.policies.where_to_load import may_load
+from stoker.manager.policies.where_to_load import may_load, suits
 
 Minimum = Callable[[Context, Device], int]
-"""The free bytes without which a context is not tried on a device."""
+"""Free bytes without which a context is not tried on a device."""
 
 MayLeave = Callable[[View, Library, Context], bool]
 
 
 class IdleKeeper(Protocol):
-    """Keeps libraries that are idle for those that will want them."""
+    """Keeps idle libraries for contexts that will want them."""
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Whether a library may leave to make room for a context."""
+        """True if a library may leave to make room for a context."""
 
 
 _May = Callable[[Library], bool]
@@ -34,12 +33,10 @@ _Rank = Callable[[Library], tuple[float, ...]]
 
 
 def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
-    """Every library may leave."""
     return True
 
 
 def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
-    """Just enough idle libraries, those that were used longest ago."""
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
     if loading or not any(other.idle for other in view.contexts.values() if other is not context):
         return []
@@ -53,8 +50,9 @@ def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: Ma
 def room_by_turns(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = anyone
 ) -> list[Action]:
-    """A context that has waited long without the libraries that it needs gets a device from the context that holds
-    most of them, and has had it for as long as it took to load."""
+    """Give a context that has long lacked libraries a device of the context that holds most, once that has had its
+    turn.
+    """
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -73,8 +71,10 @@ def room_by_turns(
 
 
 def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
-    """Libraries to end so that the context fits on devices of one pilot: of those that may go, the lowest in rank.
-    None of them when room is on its way (which ranks before all), or cannot be made."""
+    """Return the libraries to end so that the context fits on devices of one pilot, lowest rank first.
+
+    Empty if room is already on its way, or cannot be made.
+    """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:
@@ -94,7 +94,7 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
 def _way(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Libraries to end so that the context fits on this device, after the highest rank among them; or None."""
+    """Return the libraries to end on this device after the highest rank among them; None if the context cannot fit."""
     if not suits(context, device) or holds(device, context):
         return None
     short = minimum(context, device) - device.free_bytes
@@ -110,7 +110,6 @@ def _way(
 
 
 def holds(device: Device, context: Context) -> bool:
-    """True if a library of the context is on the device."""
     for library in device.libraries.values():  # noqa: SIM110 (a generator costs more than what it goes through)
         if library.context is context:
             return True
@@ -118,13 +117,11 @@ def holds(device: Device, context: Context) -> bool:
 
 
 def is_idle(library: Library) -> bool:
-    """True if a library is ready and does nothing."""
     return library.state is LibraryState.READY and not library.held and not library.zombies
 
 
 def _saved(library: Library, context: Context) -> bool:
-    """Whether a library that is free waits for the rest of a gang that is before this context in line. Of two gangs
-    that need the same devices the first in line gets them all."""
+    """True if a free library waits for the rest of a gang that is before this context in line."""
     if not is_idle(library):
         return False
     mine, other = context.lacking, _gathers(library.context)
@@ -132,8 +129,7 @@ def _saved(library: Library, context: Context) -> bool:
 
 
 def _gathers(context: Context) -> tuple[int, float, int] | None:
-    """The place in line of a context whose first call is a gang that is not all ready: what is on its way to it would
-    be in vain if those that came first were taken away meanwhile."""
+    """Return the place in line of a context whose first call is a gang that is not all ready."""
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
     if head is None or gang == 1 or sum(x.state is LibraryState.READY for x in context.libraries.values()) >= gang:

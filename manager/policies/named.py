@@ -1,7 +1,6 @@
-"""The policies that ship, by name: what a scenario compares, and what a site file deploys.
+"""The shipped policies by name. Scenarios compare them, site files deploy them.
 
-A name stands for an answer at every seam. `stoker.manager.live.session_policies` finds policies in a file or a module
-of the user's own, as the baselines of papers in `benchmarks/baselines/` are.
+`stoker.manager.live.session_policies` finds policies in files or modules.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.dispatch import HottestFirst, ShortestFirst
-from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.residency import LoadWhereWanted, WholeDevice
 from stoker.manager.policies.slinfer import slinfer
 from stoker.site import why_no_policy
 
@@ -26,10 +24,10 @@ DEFAULT = "default"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A policy that can be asked for by name.
+    """A policy with a name.
 
-    `about` is a sentence for people. `make` makes fresh policies (some remember things, so no two sessions or runs
-    share them): with `provisioning=` instead of their own, and with the settings of the policy as keywords.
+    `about`: one sentence for people. `make`: returns fresh policies; takes `provisioning=` and the policy's
+    settings as keywords.
     """
 
     name: str
@@ -58,11 +56,7 @@ SHIPPED: dict[str, Named] = {
             "As default, and of the calls that wait for a context, those that are expected to run shortly come first.",
             _policies(LoadWhereWanted, ShortestFirst),
         ),
-        Named(
-            "exclusive",
-            "A library gets a whole device, whatever its context needs.",
-            _policies(WholeDevice),
-        ),
+        Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
         Named(
             "prompt-tuner",
             "Calls with deadlines get as many warm devices as they need, in rounds; what nobody uses is let go.",
@@ -80,11 +74,11 @@ SHIPPED: dict[str, Named] = {
         ),
     )
 }
-"""What ships, by name. `stoker.site` knows the names."""
+"""Shipped policies by name. `stoker.site` knows the names."""
 
 
 def named(name: str) -> Named:
-    """A shipped policy. Raises ConfigError that names the nearest one, or says where a baseline is."""
+    """Return a shipped policy. Raises ConfigError that names the nearest one."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {why_no_policy(name)}")

@@ -1,8 +1,9 @@
-"""Contexts that can be loaded nowhere, and gangs that can never run: why, in words for the user."""
+"""Explains to users why a context can be loaded nowhere, or a gang can never run."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import NO_LIMITS
@@ -11,7 +12,7 @@ from stoker.manager.core.deadlines import load_fits, load_fits_source
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.policies.making_room import Minimum
-from stoker.manager.policies.sizes import is_of_kind, known_bytes, may_suit, names_cpus
+from stoker.manager.policies.where_to_load import is_of_kind, known_bytes, may_suit, names_cpus
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
@@ -22,13 +23,12 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Why no device that is here or may come can hold the context; None if one can, or that is not known yet."""
+    """Return why no present or future device can hold the context; None if one can, or that is not known yet."""
     impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
-    """An end for waiting gangs that want more libraries than this site could ever hold at once."""
     if not context.queue.gangs:
         return []
     limit = context.limits.most or math.inf
@@ -56,27 +56,19 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
 
 
 def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
-    """Why no device of this site can ever hold the context, if that is so."""
-    too_short = _too_short(view, context)
-    if too_short is not None:
+    if too_short := _too_short(view, context):
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
-    if not pilots or provisioning.may_bring(view, context):
+    if not pilots or provisioning.may_bring(view, context) or any(_is_able(context, p, minimum) for p in pilots):
         return None
-    if any(_is_able(context, pilot, minimum) for pilot in pilots):
-        return None
-    seen: dict[str, int] = {}
-    for pilot in pilots:
-        for device in pilot.devices.values():
-            spare = " (spare cores, for kinds that name them)" if device.facts.spare else ""
-            what = f"{device.facts.kind} {show_bytes(device.facts.memory_bytes)}{spare}"
-            seen[what] = seen.get(what, 0) + 1
+    devices = [device.facts for pilot in pilots for device in pilot.devices.values()]
+    spare = " (spare cores, for kinds that name them)"
+    seen = Counter(f"{facts.kind} {show_bytes(facts.memory_bytes)}{spare * facts.spare}" for facts in devices)
     wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
     if needs.kinds:
         wants.append("kind " + " or ".join(needs.kinds))
-    memory = max(known_bytes(context, d.facts) for p in pilots for d in p.devices.values())
-    if memory:
+    if memory := max(known_bytes(context, facts) for facts in devices):
         wants.append(f"{show_bytes(memory)} of memory")
     return Failure(
         FailureKind.NO_DEVICE,
@@ -86,7 +78,7 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """A line on the settings that would bring a device with enough memory; empty if memory is not the cause."""
+    """Name the setting that would bring a device with enough memory; empty if memory is not the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
@@ -96,25 +88,19 @@ def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
         return ""
     needed = max(known_bytes(context, facts) for facts in smaller)
     if not any(facts.on_host for facts in smaller):
-        return (
-            "\n  ask for GPUs with more memory in the site file ([provider] gpus), or load the model in a smaller dtype"
-        )
+        gpus = "ask for GPUs with more memory in the site file ([provider] gpus)"
+        return f"\n  {gpus}, or load the model in a smaller dtype"
+    have = f"\n  the CPU devices of one pilot have {show_bytes(together)} together: "
     if needed <= together:
-        return (
-            f"\n  the CPU devices of one pilot have {show_bytes(together)} together: set [pilot] devices ="
-            f' "cpu:{max(1, together // needed)}" in the site file'
-        )
-    return (
-        f"\n  the CPU devices of one pilot have {show_bytes(together)} together: ask for more in the site file"
-        " ([provider] memory)"
-    )
+        return f'{have}set [pilot] devices = "cpu:{max(1, together // needed)}" in the site file'
+    return f"{have}ask for more in the site file ([provider] memory)"
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes.
+    """Return what is wrong with the pilots if each that could hold the context is unfit and no other can come.
 
-    A disk may be full for seconds: each of them was tried several times by then.
-    A pilot that is cut off may come back. So may those of a block that has lost its pilots, or it is replaced.
+    Disks may be full for seconds, disconnected pilots may return, and blocks are replaced: those give no answer
+    yet.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
@@ -132,7 +118,6 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
 
 
 def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
-    """Whether a pilot has the devices for a context, were they all free."""
     able = [
         device
         for device in pilot.devices.values()
@@ -142,7 +127,6 @@ def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
 
 
 def _most_libraries(view: View, context: Context) -> float:
-    """How many libraries of a context could be there at once, if it had all devices that are here or may come."""
     here: dict[str, list[int]] = {}
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
@@ -166,13 +150,11 @@ def _most_libraries(view: View, context: Context) -> float:
 
 
 def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
-    """How many libraries of a context these devices of one pilot could hold, were they all free and well."""
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
     return len(able) // context.recipe.needs.devices
 
 
 def _too_short(view: View, context: Context) -> Failure | None:
-    """Why no pilot of the session can ever live long enough for the context, if that is so."""
     sources = [source.source for source in view.sources.values()]
     if not sources or any(load_fits_source(context, source) for source in sources):
         return None
@@ -187,7 +169,6 @@ def _too_short(view: View, context: Context) -> Failure | None:
 
 
 def _how_long(context: Context) -> str:
-    """How long a context takes to load, as far as anybody knows."""
     if context.load_s:
         calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
         return f"takes {show_seconds(context.load_s)} to load{calls}"

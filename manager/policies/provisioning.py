@@ -1,26 +1,16 @@
-"""How many blocks there should be, of which source: the factory policies.
+"""How many blocks of which source: the factory policies.
 
-"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1):
-pilots are asked for, and come and go when the cluster likes. So the opportunistic rule asks for as many as it may have
-and keeps a few in the queue all the time; what comes is taken. The demand rule asks for what the waiting calls need to
-be done within a given time. The fixed rule keeps a number. The one for a single try asks for a number once.
+"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management
+§1). The opportunistic rule keeps a few blocks pending up to its cap; the demand rule requests what the waiting
+calls need to be done in a given time; the fixed rule keeps a number; the last one requests a number once.
 
-Common to all three. No block is asked for that no queued call could use (beyond the first and the least, which the
-site file asks for itself): the devices that a source brought last, and its walltime, are held against what waiting
-contexts need, and blocks that are under way count for as many calls as they will have slots. Of several sources the
-first that could serve a call is asked; when its blocks have waited for `late_s`, the next one is asked as well.
+Beyond the first and the least blocks of the site file, no block is requested that no queued call could use. If
+the blocks of the first suitable source wait longer than `late_s`, the next one is asked as well. A source that
+fails is asked again after a pause that doubles; after `give_up` failures (twice that if it has brought pilots)
+waiting calls fail with the reason.
 
-A source whose blocks are refused, or bring no pilot, is asked again after a pause that doubles (`backoff_s`); when that
-has happened `give_up` times (twice that for a source that has brought pilots before), nothing else can come and no
-pilot is here, the waiting calls are told why. Pilots that die young one after the other, before anything was loaded on
-them, make pauses too, but shorter ones: on machines that others preempt it happens.
-
-Blocks are let go only after they have had nothing to do for `idle_s`, and only while no call waits that they could run,
-so growing and shrinking cannot chase each other; of those the ones that hold the least go first. A block that still
-waits in the batch system's queue holds nothing, and is withdrawn sooner: when for `WITHDRAW_S` on end there were more
-of them than the waiting calls could use. Only the number that was too many all that time is withdrawn, so work that
-comes and goes within it makes no blocks come and go. Blocks that were asked for before any call was there stay for
-`idle_s`: the program that wants them is just starting.
+Blocks are released after `idle_s` without work, emptiest first, while no waiting call could use them. Pending
+blocks are withdrawn when there were too many for `WITHDRAW_S`.
 """
 
 from __future__ import annotations
@@ -29,42 +19,42 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.deadlines import load_fits_source
-from stoker.manager.core.nouns import Context, LibraryState, Pilot
+from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import LeastNumbers, is_spared, room_for_pilots
-from stoker.manager.policies.sizes import is_of_kind, known_bytes
+from stoker.manager.policies.keep_alive import LeastNumbers, is_spared, room_for_pilots
+from stoker.manager.policies.where_to_load import is_of_kind, known_bytes
 from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
 WITHDRAW_S = 20.0
-"""Blocks that wait in the queue and that no call has needed for so long are withdrawn."""
+"""Seconds of surplus after which pending blocks are withdrawn."""
 _SURPLUS_CHECK_S = 5.0
-"""While blocks wait, calls are held against them this often: nothing says so when the last call has been given out."""
+"""Seconds between two checks for surplus: no event tells that the last call was sent."""
 _REPLACED = "its blocks are over, and none is replaced"
 UNKNOWN_RUN_S = 30.0
-"""How long a call is taken to run before one has."""
+"""Assumed seconds of a call before one has run."""
 
 
 class TakeWhatComes(Quiet):
-    """For pilots that somebody else brings: Parsl's own scaling, or a person. `elastic`: others may join later."""
+    """For pilots that Parsl's scaling or a person starts. `elastic`: others may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
 
     def demand(self, view: View) -> Sequence[Action]:  # noqa: ARG002
-        """Nothing: whoever brings pilots decides how many."""
+        """Return nothing: another program starts pilots."""
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
-        """Only where pilots of other kinds may still join."""
+        """True if pilots of other kinds may still join."""
         return self.elastic
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy: each source by its own rule. Without sources it takes what comes."""
+    """The default provisioning policy: each source by its own rule. Without sources, as `TakeWhatComes`."""
 
     def __init__(
         self,
@@ -81,12 +71,12 @@ class KeepBlocks(Quiet):
         self.late_s = late_s
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
-        """Of sources with more waiting blocks than calls could use: since when, and the least number since then."""
+        """Per source with surplus pending blocks: since when, and the least surplus since then."""
         self._has_served: set[str] = set()
-        """Sources that were of use to a waiting call at some time."""
+        """Sources that could once serve a waiting call."""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Blocks to ask for and to let go, or a word that none can be had."""
+        """Return blocks to request and to release, or failures of calls that no block can serve."""
         if not view.sources:
             return ()
         plan: list[Action] = []
@@ -106,24 +96,27 @@ class KeepBlocks(Quiet):
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # one that runs is never late, however long it boots
+                if queued:  # a running block is never late, however long it boots
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                _cover(waiting, useful, slots=slots)
+                for context in useful:  # calls for these slots do not wait for the next source
+                    taken = min(waiting[context], slots)
+                    waiting[context] -= taken
+                    slots -= taken
         return [*plan, *self._hopeless(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
-        """A pause is over, or something may have been idle for long enough."""
+        """A pause or an idle time may be over."""
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """Whether a source could: one that has brought nothing yet, or brought devices that would do."""
+        """True if a source has brought no pilot yet, or brought devices that suit the context."""
         return any(self._could(source, context) for source in view.sources.values())
 
     # ---- more
 
     def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        """How many blocks more, of one source, for contexts that its pilots could hold and calls that wait for them."""
+        """Return how many blocks more a source gets for the waiting contexts that its pilots could hold."""
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -131,7 +124,7 @@ class KeepBlocks(Quiet):
             return min(rule.first, source.room) if self._is_due_once(source) else 0
         staying, coming = len(source.staying), len(source.coming)
         room = source.room
-        least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
+        least = max(rule.least, rule.first if not source.devices or rule.rule is Rule.FIXED else 0)
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
@@ -140,33 +133,25 @@ class KeepBlocks(Quiet):
         if rule.rule is Rule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
         else:
-            wanted = min(_for_deadline(source, useful) - staying, worth)
+            seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
+            in_time = -int(-seconds // (rule.finish_within_s * _slots(source, useful)))
+            wanted = min(in_time - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
 
     def _is_due_once(self, source: SourceState) -> bool:
-        """Whether nothing has been asked yet of a source whose blocks are asked for once."""
         return not (source.blocks or source.failures or source.devices)
 
     def _filling_slots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
-        """Slots of pilots that should join the first ones of their blocks any moment."""
         blocks = (source.blocks[id] for id in source.filling)
-        missing = sum(source.source.nodes - block.brought for block in blocks if not self._is_stuck(view, block))
+        missing = sum(
+            source.source.nodes - block.brought for block in blocks if view.now - block.brought_at <= self.late_s
+        )
         return missing * _slots(source, useful) // source.source.nodes
 
-    def _is_stuck(self, view: View, block: Block) -> bool:
-        """Whether the rest of a block's pilots has been missing for so long that it may never come."""
-        return view.now - block.brought_at > self.late_s
-
     def _is_late(self, view: View, block: Block) -> bool:
-        """Whether a block has waited for so long that calls should not count on it alone, where there are others."""
         return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
 
-    def _is_new(self, source: SourceState) -> bool:
-        """Whether nothing of it has come yet: the first blocks are due."""
-        return not source.devices
-
     def _could(self, source: SourceState, context: Context) -> bool:
-        """Whether pilots of this source could hold a context, as far as anybody knows."""
         needs = context.recipe.needs
         if source.stopped or not load_fits_source(context, source.source):
             return False
@@ -180,7 +165,7 @@ class KeepBlocks(Quiet):
         return len(able) >= needs.devices
 
     def _retry_at(self, source: SourceState) -> float:
-        """When a source that has failed may be asked again. That one pilot dies young is forgiven."""
+        """Return when a failed source may be asked again. One pilot that dies young is forgiven."""
         times = source.failures + max(0, source.short_lived - 1)
         if not times:
             return 0.0
@@ -191,7 +176,7 @@ class KeepBlocks(Quiet):
     # ---- fewer
 
     def _shrink(self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers) -> Iterator[Action]:
-        """Let go what has been of no use for long enough; and look again when something may have become so."""
+        """Release blocks without work, and set a timer for the next ones."""
         rule = source.source
         retry_at = self._retry_at(source)
         if retry_at > view.now:
@@ -205,7 +190,7 @@ class KeepBlocks(Quiet):
         staying = [source.blocks[id] for id in source.staying]
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
-        over.sort(key=lambda block: (bool(block.pilots), _held(view, block), block.since))
+        over.sort(key=lambda block: (bool(block.pilots), _promised(view, block), block.since))
         may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
@@ -213,7 +198,6 @@ class KeepBlocks(Quiet):
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
 
     def _withdraw(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
-        """Let go blocks that wait in the batch system's queue although no call has needed them for a while."""
         rule = source.source
         if useful:
             self._has_served.add(rule.name)
@@ -246,8 +230,9 @@ class KeepBlocks(Quiet):
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
-        """Since when a block has had nothing to do: since it was asked for, came, or its last call ended; None while it
-        works or loads, or has a library that is to stay loaded."""
+        """Return since when a block has had nothing to do; None while it works, loads, or holds a library that must
+        stay.
+        """
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
@@ -260,19 +245,15 @@ class KeepBlocks(Quiet):
 
     # ---- none at all
 
-    def _patience(self, source: SourceState) -> int:
-        """How often in a row it may fail. One that has brought pilots is no mistake in a site file: somebody may be
-        cancelling its jobs, or killing them."""
-        return self.give_up if self._is_new(source) else 2 * self.give_up
-
     def _is_hopeful(self, source: SourceState) -> bool:
-        """Whether a pilot may still come of a source."""
-        if source.source.rule is Rule.ONCE:
+        if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        return bool(source.coming) or (not source.stopped and source.failures < self._patience(source))
+        # A source that has brought pilots is no mistake in a site file: somebody may be killing its jobs.
+        give_up = 2 * self.give_up if source.devices else self.give_up
+        return not source.stopped and source.failures < give_up
 
     def _hopeless(self, view: View) -> Iterator[Action]:
-        """When every source has failed again and again and no pilot is here: why."""
+        """Fail waiting calls if every source keeps failing and no pilot is here."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
         if not view.sources or not view.hungry or any(True for _ in able):
             return
@@ -287,9 +268,11 @@ class KeepBlocks(Quiet):
 
 
 def _unserved(context: Context, room: int | None) -> int:
-    """Slots that waiting calls lack: without those that libraries which load will have, and those that are free while a
-    gang waits for more. All are taken to want as large a gang as the first: the smallest that it may have, or the
-    largest if it has a deadline. `room`: so many libraries more it may have."""
+    """Return the slots that waiting calls lack beyond loading libraries and, for gangs, free ones.
+
+    All gangs count as large as the first: its least size, or its largest with a deadline. `room`: libraries that
+    the context may still have.
+    """
     head = context.queue.head()
     if head is None:
         return 0
@@ -301,33 +284,18 @@ def _unserved(context: Context, room: int | None) -> int:
     return lacking if room is None else min(lacking, room * context.slots)
 
 
-def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:
-    """Calls that `slots` slots will take need no further slots: they no longer count as waiting."""
-    for context in useful:
-        taken = min(waiting[context], slots)
-        waiting[context] -= taken
-        slots -= taken
-
-
-def _for_deadline(source: SourceState, useful: dict[Context, int]) -> int:
-    """Blocks that get the waiting calls done within the time that the site file says."""
-    seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
-    return -int(-seconds // (source.source.finish_within_s * _slots(source, useful)))
-
-
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
-    """Calls of these contexts that a block of this source will run at once, at least one. Spare cores take few
-    contexts: they count where each names CPUs alone, and the GPUs beside them do not."""
+    """Return how many calls of these contexts a block runs at once, at least 1.
+
+    Spare cores take few contexts: they count only if each context names CPUs alone, and the GPUs next to them
+    then do not.
+    """
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)
     devices = sum(facts.on_host if on_cpus else not facts.spare for facts in source.devices)
     return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 
-def _held(view: View, block: Block) -> int:
-    """Bytes of contexts that a block's pilots hold."""
-    return sum(_promised(view.pilots[id]) for id in block.pilots)
-
-
-def _promised(pilot: Pilot) -> int:
-    return sum(device.promised_bytes for device in pilot.devices.values())
+def _promised(view: View, block: Block) -> int:
+    devices = (device for id in block.pilots for device in view.pilots[id].devices.values())
+    return sum(device.promised_bytes for device in devices)

@@ -1,24 +1,13 @@
-"""Residency, as in Pervasive Context Management (§3): a context is loaded where it is wanted and kept until room is
+"""Residency, as in Pervasive Context Management (§3): load a context where it is wanted, keep it until room is
 needed.
 
-A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries
-that are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait
-counts as endless: idle devices cost nothing. So does the wait behind calls that have run for longer than a load takes
-and far longer than usual (`core.queues`). Several contexts share a device while their memory fits: what a
-context takes is what it declares, else what was measured, else (the first time) what is free on the device but for a
-corner for calls that want no context, given back once measured.
+A context is loaded on one more device while its calls would wait longer for the present and loading libraries
+than a load takes. Before a run is measured the wait counts as endless. A context takes its declared size, else
+the measured one, else all that is free but a corner for calls without a context.
 
-Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device, and the context is
-loaded in their place: its pilot fetches its files meanwhile and begins when their memory is free. Where nothing is
-idle either, a context that has no library at all and has waited for `patience_s` gets a device from the context that
-holds most of them: without this a long queue of one context would starve all others, a case on which the paper is
-silent.
-
-A program may limit the libraries of a context, and how long an idle one stays (`library_limits`).
-
-Loads that fail are probed, one at a time, on pilots where they have not failed twice (`where_to_load`); the core gives
-up when two in a row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s`
-more: it may be a blip.
+If nothing fits, just enough idle libraries on one device are evicted, least recently used first. If none is idle,
+a context without libraries that has waited for `patience_s` gets a device from the context with the most
+libraries. The paper has no such rule; without it a long queue would starve others.
 """
 
 from __future__ import annotations
@@ -31,40 +20,35 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_lingering
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.policies import library_limits
+from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import (
-    KeepAlive,
-    able_first,
-    lacks_able_one,
-    room_for_more,
-    runs_next,
-    unable,
-)
+from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.quarantining import quarantines
-from stoker.manager.policies.sizes import (
+from stoker.manager.policies.reactions import Unpacking, quarantines
+from stoker.manager.policies.where_to_load import (
     bare_bytes,
+    failures,
+    is_probed,
     known_bytes,
+    may_load,
+    probes,
     spare_rank,
     suits,
 )
-from stoker.manager.policies.unpacking import Unpacking
-from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
 UNKNOWN_LOAD_S = 10.0
-"""How long a load is taken to last before one was measured."""
+"""Assumed seconds of a load before one was measured."""
 
 
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
-    honours = library_limits.HONOURS
+    honours = keep_alive.HONOURS
 
     def __init__(
         self,
@@ -84,7 +68,7 @@ class LoadWhereWanted(Quiet):
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Loads that pay, evictions that make room for one, or a word that it can never be."""
+        """Return loads that pay, evictions that make room for one, or a failure if it can never be loaded."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
@@ -117,22 +101,22 @@ class LoadWhereWanted(Quiet):
         return plan + self.make_room(view, context)
 
     def idle(self, view: View, library: Library) -> Sequence[Action]:
-        """It goes when the keep-alive of its context is over, or now if there are more than its context may have."""
+        """Unload a library whose keep-alive is over, or that exceeds its context's limit."""
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls still wait, or whose libraries may have been idle for long enough."""
+        """Look again at a context whose calls wait, or whose libraries may have been idle for long enough."""
         if ends := self._keep_alive.fired(view, key):
             return ends
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """A device or pilot that keeps failing calls is quarantined."""
+        """Quarantine a device or pilot that keeps failing calls."""
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Of two calls that slow each other down on a device, the one that came later goes to another device."""
+        """Move the later of two calls that slow each other down on a device."""
 
         def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
             return self.open_places(view, context, desperate=False)
@@ -140,8 +124,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """What it declares, else what it was measured to take and a tenth more; all that it has while that is not
-        known, and of a device that takes one process."""
+        """Return what it declares, else what was measured plus 10 %, else all that it was promised."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -152,7 +135,7 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """How many more libraries pay, beside those that are hot or on their way."""
+        """Return how many more libraries pay next to the ready and loading ones."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -163,27 +146,32 @@ class LoadWhereWanted(Quiet):
         if is_probed(context):
             return min(most, probes(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # all functions' that want no context: only its own counts
+        if head is not None and not context.recipe.loader:  # its runs are those of all functions without a context
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            least = min(most, max(least, _successors(context, alive)))
+            # Libraries that retire before all calls are done: their successors cost no more now than later.
+            serves = context.recipe.calls_per_library
+            served_here = sum(max(0, serves - library.served - library.load) for library in alive)
+            least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        # With so many slots the queue would be done in the time that a load takes: more of them come too late.
+        # With more slots than this the queue would be done before a load ends.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
     # ---- where
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Device sets with room for the context and without it, in order of preference. Those of pilots where it failed
-        to load twice are left out, unless `desperate`."""
+        """Yield device sets with room for the context and without it, in order of preference.
+
+        Pilots where it failed to load twice are left out, unless `desperate`.
+        """
         needs = context.recipe.needs
         open_devices = [
             d
             for d in view.devices()
-            if not holds(d, context)  # first, for it is quick: with thousands of pilots nearly all of them do
+            if not holds(d, context)  # first because it is quick: with thousands of pilots nearly all hold it
             and self.fits(context, d)
             and may_load(view, context, d, desperate=desperate)
         ]
@@ -200,30 +188,29 @@ class LoadWhereWanted(Quiet):
                 yield tuple(by_pilot.pop(device.pilot.id))
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """Which of the devices with room is taken: the one with the least of this. Here the least busy; spare cores
-        of a pilot with GPUs first or last, as `kinds` names them."""
-        return spare_rank(context, device.facts), _busy(device), -device.free_bytes
+        """Rank a device with room, lowest first: spare cores as `kinds` says, then the least busy."""
+        busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
+        return spare_rank(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
-        """Whether the context has room on a device that suits it."""
+        """True if the context has room on a device that suits it."""
         return suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        """What to promise on each device while it loads."""
+        """Return the bytes to promise on each device while it loads."""
         known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
         return min(d.free_bytes - _corner(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Free bytes without which it is not tried. An unknown context wants a third of the device, at least."""
+        """Return the free bytes without which it is not tried: for an unknown context a third of the device."""
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
     # ---- where there is no room
 
     def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
-        """Where the limit allows no more libraries, one that cannot run the next call leaves for one that can, which is
-        loaded when it is gone. None leaves without such a place, nor while another one does."""
+        """At the limit, unload a library that cannot run the next call if one that can be loaded elsewhere could."""
         leaving = unable(view, context)
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
@@ -238,23 +225,23 @@ class LoadWhereWanted(Quiet):
             runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # else it might be loaded there again
+            if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded there again
                 return [Unload(library.id, "the next call would not end before its pilot does")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        """Unload what is idle, or what another context can do without."""
-        may_leave = anyone if self.keeper is None else self.keeper.may_leave
-        leaving = idle_to_end(view, context, minimum=self.minimum, may_leave=may_leave)
+        """Unload idle libraries, or one that another context can spare."""
+        minimum, may_leave = self.minimum, anyone if self.keeper is None else self.keeper.may_leave
+        leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
-            patience_s = self.patience_s
-            return room_by_turns(view, context, minimum=self.minimum, patience_s=patience_s, may_leave=may_leave)
+            return room_by_turns(view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave)
         plan: list[Action] = [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in leaving]
         return plan + self.in_their_place(context, leaving)
 
     def in_their_place(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
-        """The load for which these libraries are to end, in the same plan: its pilot begins it when their memory is
-        free. None where what it takes is known only then."""
+        """Return the load that replaces `leaving` in the same plan; empty if its size is unknown until they are
+        gone.
+        """
         rooms = {device: device.budget_bytes for library in leaving for device in library.devices}
         for library in leaving:
             for device in library.devices:
@@ -271,18 +258,18 @@ class LoadWhereWanted(Quiet):
         return [Load(key, devices[0].pilot.id, tuple(device.id for device in devices), memory_bytes)]
 
     def why_nowhere(self, view: View, context: Context) -> Failure | None:
-        """Why the context can be loaded nowhere, if that is so."""
+        """Return why the context can be loaded nowhere, if so."""
         return why_nowhere(
             view, context, minimum=self.minimum, provisioning=self.provisioning, patience_s=self.patience_s
         )
 
     def hopeless_gangs(self, view: View, context: Context) -> list[FailCall]:
-        """An end for waiting gangs that want more libraries than this site could ever hold at once."""
+        """Fail waiting gangs that want more libraries than this site could ever hold."""
         return hopeless_gangs(view, context)
 
 
 def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
-    """Whether a library is hot or on its way, as far as anybody knows, and not about to retire."""
+    """True if a library is ready or loading, and not about to retire."""
     most = library.context.recipe.calls_per_library
     if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
         return False
@@ -295,23 +282,23 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
 
 
 def _kept(context: Context) -> int:
-    """Waiting calls of a context for which one of its libraries is kept (`stoker.manager.core.retries`)."""
     reserved = (library.pilot.reserved for library in context.libraries.values())
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 
 
-def _successors(context: Context, alive: list[Library]) -> int:
-    """Libraries that must be loaded in any case, because those that are there retire before all calls are done. To
-    load them on devices that are free costs nothing more than to load them later."""
-    most = context.recipe.calls_per_library
-    served_here = sum(max(0, most - library.served - library.load) for library in alive)
-    return -(-(context.queue.count - served_here) // most)
-
-
 def _corner(device: Device) -> int:
-    """What a context of unknown size leaves free for calls that want no context."""
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 
-def _busy(device: Device) -> int:
-    return sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
+class WholeDevice(LoadWhereWanted):
+    """Residency: one library a device, whatever its context needs, as batch systems assign GPUs."""
+
+    def minimum(self, context: Context, device: Device) -> int:
+        return max(device.facts.memory_bytes, known_bytes(context, device.facts))
+
+    def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
+        """Return all of each device (of unequal ones, of the smallest)."""
+        return min(device.facts.memory_bytes for device in devices)
+
+    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+        return library.promised_bytes

@@ -1,11 +1,8 @@
-"""What is to happen, in order of time: the simulator's only clock.
+"""Future events in order of time: the simulator's only clock.
 
-Times are seconds, rounded to a microsecond when they are noted. So a last bit that another machine's mathematics would
-compute otherwise does not change the order of two events; what falls on the same microsecond happens in the order in
-which it was noted.
-
-An entry is a plain list, because millions of them are made, compared and thrown away: lists are compared in C, by time
-and then by number, and never further.
+Times are seconds, rounded to a microsecond when an event is added, so the last bit of another machine's
+mathematics never reorders events. Events of one microsecond happen in the order in which they were added. An
+entry is a plain list because millions are made and compared: lists compare in C, by time and then by number.
 """
 
 from __future__ import annotations
@@ -17,17 +14,17 @@ from typing import Any
 
 _Act = Callable[..., None]
 Entry = list[Any]
-"""One thing that is to happen: its time, its number, what to call (None: nothing any more), and with what."""
+"""Time, number, function (None: cancelled), arguments."""
 
 
 def cancel(entry: Entry) -> None:
-    """It is not to happen. What has happened already stays so."""
+    """Cancel an entry. No-op if it has happened."""
     entry[2] = None
     entry[3] = ()
 
 
 class Agenda:
-    """A heap of entries. `now` is the time of the one that is happening."""
+    """A heap of entries. `now` is the time of the current one."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,11 +33,11 @@ class Agenda:
         self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
-        """Have something happen so many seconds from now. Raises ValueError for what cannot be waited for."""
+        """Schedule a call in `delay_s` seconds. Raises ValueError if the time is not finite."""
         return self._note(self.now + delay_s, act, args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
-        """Have something happen at a time. Raises ValueError for one that is past, or is none."""
+        """Schedule a call at a time. Raises ValueError if it is past or not finite."""
         return self._note(when, act, args)
 
     def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
@@ -54,12 +51,11 @@ class Agenda:
         return entry
 
     def step(self) -> bool:
-        """Let the next thing happen. False when nothing is to happen any more."""
+        """Run the next entry; False if the agenda is empty."""
         return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
-        """Let things happen: so many at most, none after a time, and none once `halt` was called meanwhile. Returns how
-        many."""
+        """Run up to `most` entries up to a time, or until `halt`. Return their number."""
         heap, pop = self._heap, heapq.heappop
         self._halted = False
         for count in range(most):
@@ -73,12 +69,10 @@ class Agenda:
         return most
 
     def halt(self) -> None:
-        """What happens now is the last of these steps."""
         self._halted = True
 
     @property
     def next_at(self) -> float:
-        """When the next thing happens; infinite when nothing does."""
         heap = self._heap
         while heap and heap[0][2] is None:
             heapq.heappop(heap)

@@ -1,47 +1,27 @@
 """A simulated batch system, and the factory that talks to it.
 
-A block waits in the queue for a time of its own, then for capacity, first come first served. Capacity comes and goes
-as the scenario says: when it shrinks, running blocks are preempted without notice. A block also ends at its walltime,
-and when its pilots have left. The manager hears of all this as late as a factory that polls would tell it; of a
-pilot's broken connection at once, and it gives the pilot up a moment later, as the live shell does.
-
-Left out: fair share, backfill and all else that decides how long a queue is. Their effect is in the capacity and the
-wait.
+A block waits for a random time, then for capacity, first come first served. When capacity shrinks, running
+blocks are preempted without notice. The manager hears of this with the delay of a factory that polls, and of a
+broken connection at once. Left out: fair share, backfill and other queueing rules; their effect is in the
+capacity and the wait.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.pilot import SimPilot
-from stoker.manager.sim.surroundings import Surroundings
+from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
 from stoker.manager.sim.world import Preempt, SourceModel
 from stoker.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-
-class BatchSurroundings(Surroundings, Protocol):
-    """A simulation that batch systems are part of."""
-
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """A pilot of a block that has started."""
-
-    def factory_says(self, update: BlockUpdate) -> None:
-        """What the batch system did comes to the manager."""
-
-
 _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
-"""What the factory says of jobs that ended for these reasons."""
 
 
 class _Job:
-    """One block in the batch system."""
-
     def __init__(self, id: BlockId, ordinal: int) -> None:
         self.id = id
         self.ordinal = ordinal
@@ -52,9 +32,7 @@ class _Job:
 
 
 class BatchSystem:
-    """One source of pilots."""
-
-    def __init__(self, sim: BatchSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
+    def __init__(self, sim: PilotSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
         self._number = number
@@ -62,7 +40,7 @@ class BatchSystem:
         self._boots = Stream(seed, f"boot/{model.name}")
         self._jobs: dict[BlockId, _Job] = {}
         self._queue: dict[BlockId, _Job] = {}
-        """Those that have waited their time and want capacity, in the order in which they were submitted."""
+        """Blocks that wait for capacity, in order of submission."""
         self._running: dict[BlockId, _Job] = {}
         self._capacity = 0
         self._submitted = 0
@@ -71,7 +49,6 @@ class BatchSystem:
 
     @property
     def source(self) -> Source:
-        """What a site file would tell the manager of it."""
         model = self.model
         return Source(
             name=model.name, rule=model.rule, first=model.init_blocks, least=model.min_blocks, most=model.max_blocks,
@@ -82,7 +59,6 @@ class BatchSystem:
     # ---- what the manager asks of it
 
     def submit(self, order: BlockOrder) -> None:
-        """A block goes into the queue."""
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
         self._submitted += 1
         self._note(Happened.BLOCK_ASKED, job)
@@ -92,7 +68,6 @@ class BatchSystem:
         self._sim.agenda.after(wait_s, self._eligible, job)
 
     def cancel(self, block: BlockId) -> None:
-        """A block is not wanted any more."""
         job = self._jobs.get(block)
         if job is not None:
             self._ends(job, "cancelled")
@@ -105,7 +80,6 @@ class BatchSystem:
             self._start()
 
     def _has(self, blocks: int) -> None:
-        """The capacity changes."""
         self._capacity = blocks
         self._sim.log.note(self._sim.agenda.now, Happened.CAPACITY, block=self._number, value=float(blocks))
         while len(self._running) > self._capacity:
@@ -136,7 +110,6 @@ class BatchSystem:
             sim.agenda.after(boot_s, pilot.join)
 
     def pilot_left(self, pilot: SimPilot) -> None:
-        """A pilot is over: its job ends with the last of them."""
         job = self._jobs.get(BlockId(pilot.block))
         if job is not None and not job.over:
             job.pilots.pop(pilot, None)

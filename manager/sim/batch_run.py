@@ -1,11 +1,9 @@
-"""When requests of one model end, if its engine batches them as it does, in virtual time.
+"""When requests of one model end if its engine batches them, in virtual time.
 
-The rules are the engine's own (`stoker.contexts.batching`); the seconds of each step come from a table that was
-measured (`stoker.contexts.step_times`). So what is said of a batch here is what the engine would have done, as far
-as its steps can be foretold; SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
-
-Each step is decided by itself. Simulated libraries decide many at once (`stoker.manager.sim.virtual_engine`), and tests
-hold them against this.
+The rules are the engine's own (`stoker.contexts.batching`); step times come from a measured table
+(`stoker.contexts.step_times`). SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
+Each step is decided separately; tests compare `stoker.manager.sim.virtual_engine`, which decides many at once,
+with this.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from stoker.contexts.step_times import StepModel, StepTimes, attended
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
-    """A request that comes at a time: tokens of its prompt, and those that it will write (each 1 or more)."""
+    """A request that arrives at a time: its prompt and output in tokens (at least 1 each)."""
 
     at: float
     prompt: int
@@ -30,8 +28,6 @@ class TimedRequest(msgspec.Struct, frozen=True):
 
 
 class RequestEnd(msgspec.Struct, frozen=True):
-    """When a request's first token was there, and when its last."""
-
     first_at: float
     ended_at: float
 
@@ -44,10 +40,10 @@ def batch_run(
     margin: float = 0.0,
     took: Callable[[Step, float], None] | None = None,
 ) -> list[RequestEnd]:
-    """The ends of requests, in their order, if one engine with these times serves them and nothing else.
+    """Return the ends of requests, in order, on one engine with these step times.
 
-    Each step takes longer by `margin` than the table says. `took` is told each step and its seconds. Raises ValueError
-    for a request that the limits never let run, LookupError for a stage that was never measured.
+    Each step takes `margin` longer than the table says. `took` receives each step and its seconds. Raises
+    ValueError for a request that the limits never admit, LookupError for a stage that was never measured.
     """
     run = _VirtualBatch(StepModel(times), limits, requests)
     while run.goes_on():
@@ -63,7 +59,7 @@ def batch_run(
 
 
 class _VirtualBatch:
-    """A batch at work: its clock, and who has come."""
+    """A batch at work: its clock and its arrivals."""
 
     def __init__(self, model: StepModel, limits: BatchLimits, requests: Sequence[TimedRequest]) -> None:
         self.batch = RunningBatch(limits)
@@ -79,7 +75,6 @@ class _VirtualBatch:
                 raise ValueError(why)
 
     def goes_on(self) -> bool:
-        """Take in what has come; False once all have ended."""
         while self._coming and self._requests[self._coming[-1]].at <= self._now:
             number = self._coming.pop()
             one = self._requests[number]
@@ -87,18 +82,15 @@ class _VirtualBatch:
         return len(self.ended_at) < len(self._requests)
 
     def wait(self) -> None:
-        """Nothing is to be computed until the next request comes."""
         self._now = self._requests[self._coming[-1]].at
 
     def seconds(self, step: Step) -> float:
-        """What the table says of a step."""
         if not step.prefill:
             return self._model.step_s(prefill=False, tokens=len(step.requests), length=self.batch.decode_length(step))
         length = attended(list(zip(step.starts, step.tokens, strict=True)))
         return self._model.step_s(prefill=True, tokens=sum(step.tokens), length=length)
 
     def did(self, step: Step, seconds: float) -> None:
-        """The step has ended so much later."""
         self._now += seconds
         ended = []
         for number, count in zip(step.requests, step.tokens, strict=True):

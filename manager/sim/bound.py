@@ -1,90 +1,296 @@
-"""A clairvoyant lower bound: no policy can have a scenario's calls done sooner, whatever it knew beforehand.
+"""A clairvoyant lower bound on the end of a scenario's calls: the largest of several, each valid for every policy.
 
-Each of these is a reason why a run takes at least so long. All of them hold for every policy, so the largest counts.
+*One call.* Its context must be known (its first call has arrived), a pilot must have started, fetched the files and
+loaded the context; then the call runs on the best device.
 
-*One call.* Its context must be known (the first call that wants it has come), some pilot must have started, have got
-the context's files and loaded it; then the call itself takes what it takes on the device that is best for all this.
+*All calls.* For each arrival time r the devices need time for all calls that arrive from r on.
 
-*All calls.* Work is done by devices, and only so many are there (`stoker.manager.sim.supply`): a device is of use from
-the end of its first load on, the cheapest one that there is. What comes after a time r must be done after r, so for
-each r in which calls come, the devices must have had time for all that comes from r on.
+- Sharing calls among devices is a linear program. By weak duality any prices for device time give a bound: each call
+  costs at least its cheapest price. Prices by the speeds of the kinds for each context, and by the scenario's speeds,
+  are tried.
+- A library takes all its devices; a step of a full batch is the cheapest; calls share a device's speed (`device`).
+- Loaded libraries take memory. How many fit is a packing problem, bounded by the dual feasible functions of Fekete and
+  Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001).
+- Contexts of lower awareness are loaded for each call, contexts of full awareness once on each device. With a walltime,
+  the time before a block is useful is lost again and again.
 
-- Where devices differ, calls may be shared out in the best of all ways. How well that can be done is a linear program:
-  so much of each call on each kind of device, no kind for longer than it is there. Any prices for device time give a
-  bound on it, by weak duality: what the calls cost at least, each on the kind where it is cheapest, is paid with what
-  all devices earn. Prices in proportion to the kinds' speeds for one of the contexts are tried, and so are the
-  scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
-- A library of several devices takes them all, and so does what it runs.
-- A call to an engine takes its part of each step that it is in; a step of a full batch costs each of its requests least
-  (`stoker.manager.sim.engine_model`).
-- What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
-  call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
-- Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
-  end; how many do so at once is a packing problem, of which the dual feasible functions of Fekete and Schepers ("New
-  classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001) give bounds: where k + 1
-  of a context do not fit, each takes a k-th of the device.
-- Where blocks have a walltime, the time that each needs before it is of use is lost again and again.
-- Contexts of lower awareness are loaded for each call; those of full awareness once on each device, for all that is
-  known. A context that may be kept may also be forgotten, so this bounds what baselines do as well.
+*The shared storage.* Contexts without awareness read their files for each call.
 
-*The shared storage.* What has no awareness reads its files from there for each call.
+*Capacity.* A block is useful at t only if it has run since t - s, where s is the least time to its first call. So the
+useful blocks are at most the least capacity within [t - s, t]. With a walltime w, a block of length l <= w is useful
+for at most l (w - s) / w.
 
-A run comes to less than this only where calls fail, or a policy drops them: they take no time.
-
-It is not for gangs, nor for worlds whose calls leave checkpoints: there a call may begin on one kind of device and go
-on elsewhere as soon as something better is there. Nothing is said of such (zero, which no run is below).
-
-What is left out makes the bound lower, never higher: messages, polling, drains, calls that run again, bytes that flows
-take from each other, the first items of a process, and spreads of what a policy could try again until chance is kind
-(waits, boots, loads: the least that chance can do is taken). How long a call takes is known to the clairvoyant. Calls
-may be cut into pieces (they may be evicted with their progress), so that three calls on two devices take one and a half
-times one call. The agenda rounds times to microseconds: what follows each other in a run counts that much less.
+For gangs and worlds with checkpoints the bound is 0. It leaves out messages, polling, drains, reruns, contention and
+warm-up, and takes the luckiest waits, boots and loads. Calls may be split, as they may be evicted with their progress.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 
 import msgspec
 
-from stoker.chance import Stream
+from stoker.chance import Stream, least_factor
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim import supply
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.costs import LeastCall, Placement, places_of
-from stoker.manager.sim.supply import Supply
-from stoker.manager.sim.world import SourceModel, World
+from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
+
+Steps = list[tuple[float, float]]
+"""A value from each time on; 0 before the first."""
+
+
+def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
+    """Return blocks that may run: the capacity, at most `most`, none before a time."""
+    before = 0.0
+    steps: Steps = []
+    for at, blocks in capacity:
+        count = float(min(blocks, most))
+        if at <= from_s:
+            before = count
+        else:
+            steps.append((at, count))
+    return [(from_s, before), *steps]
+
+
+def useful(steps: Steps, *, setup_s: float) -> Steps:
+    """Return the most blocks that have run for `setup_s`: the least of each window."""
+    times = [at for at, _ in steps]
+    values = [0.0, *(value for _, value in steps)]  # one more at the front: before the first step there are none
+    moments = sorted({*times, *(at + setup_s for at in times)})
+    found: Steps = []
+    for at, until in pairwise([*moments, math.inf]):
+        middle = at + setup_s + 1.0 if until == math.inf else (at + until) / 2
+        first, last = bisect_right(times, middle - setup_s), bisect_right(times, middle)
+        found.append((at, min(values[first : last + 1])))
+    return found
+
+
+def clipped(steps: Steps, *, from_s: float) -> Steps:
+    """Return the same steps, 0 before a time."""
+    at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
+    return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
+
+
+class Supply:
+    """Work that can be done over time: the sum of rates, each times a price."""
+
+    def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
+        events = sorted((at, number, value) for number, (steps, _) in enumerate(parts) for at, value in steps)
+        now = [0.0] * len(parts)
+        self._times: list[float] = []
+        self._rates: list[float] = []
+        for at, number, value in events:
+            now[number] = value * parts[number][1]
+            if self._times and self._times[-1] == at:
+                self._rates[-1] = math.fsum(now)
+            else:
+                self._times.append(at)
+                self._rates.append(math.fsum(now))
+        spans = (rate * (b - a) for rate, (a, b) in zip(self._rates, pairwise(self._times), strict=False))
+        self._amounts = [0.0, *accumulate(spans)] if self._times else []
+
+    def until(self, at: float) -> float:
+        place = bisect_right(self._times, at) - 1
+        if place < 0:
+            return 0.0
+        return self._amounts[place] + self._rates[place] * (at - self._times[place])
+
+    def when(self, amount: float) -> float:
+        """Return the earliest time for an amount of work; infinite if never."""
+        if amount <= 0:
+            return 0.0
+        place = bisect_left(self._amounts, amount) - 1
+        if place < 0:
+            return math.inf
+        rate = self._rates[place]
+        return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
+
+
+_STEPS = 10
+"""The most steps from the order to load until a context is ready."""
+
+
+class LeastCall(msgspec.Struct, frozen=True, gc=False):
+    """A call as the clairvoyant knows it. `factor`: its run time over the mean."""
+
+    at_s: float
+    context: str
+    items: int
+    factor: float
+    fixed_s: float
+    gang: bool
+    prompt: int
+    output: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A context on the devices of one source, with its least costs in seconds.
+
+    `source`: its number. `starts_at`, `pilot_at`: earliest start of a block and its pilot. `known_at`: arrival of
+    the context's first call. `slots`: calls that a device runs at full speed; `at_once`: calls of one library.
+    `boot_s`: from a block's start to its pilots; `first_s`: from there to a call; `once_s`: the part of it that
+    later calls skip; `again_s`: the load before each call. `begins_at`: earliest begin of a call.
+    """
+
+    context: str
+    source: int
+    speed: float
+    slots: int
+    at_once: int
+    device_bytes: int
+    memory_bytes: int
+    starts_at: float
+    pilot_at: float
+    known_at: float
+    boot_s: float
+    first_s: float
+    once_s: float
+    again_s: float
+    begins_at: float
+    call_s: float
+    item_s: float
+    devices: int
+    floor: EngineFloor | None = None
+    """Least step times of its engine."""
+
+    def run_s(self, call: LeastCall) -> float:
+        if self.floor is not None:
+            return self.floor.run_s(call.prompt, call.output)
+        return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
+
+    def device_s(self, call: LeastCall) -> float:
+        return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
+
+
+def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
+    """Return where each of these contexts may be. `first_at`: when its first call arrives."""
+    pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
+    return [
+        place
+        for name in first_at
+        for number in pilots_at
+        for place in _place(world, name, number, pilots_at=pilots_at, first_at=first_at)
+    ]
+
+
+def _place(
+    world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
+) -> Iterator[Placement]:
+    source, model = world.sources[number], world.contexts[name]
+    device = world.devices[source.kind]
+    if model.device_memory_bytes > device.memory_bytes or not model.may_be_on(source.kind):
+        return
+    if model.devices > source.devices:
+        return
+    fetch_s, kept_s, afresh_s = _load_ways(world.links, model, source.kind)
+    known_at = first_at[name]
+    here_at = max(pilots_at[number], known_at)
+    begins_at = here_at + afresh_s
+    first_s = again_s = afresh_s
+    if model.awareness is not Awareness.NONE:
+        again_s = min(kept_s, afresh_s)
+        first_s = min(fetch_s + kept_s, afresh_s)
+        fetched_at = _fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
+        begins_at = min(begins_at, max(here_at, fetched_at) + kept_s)
+    boot_s = _boot_s(source)
+    if source.walltime_s and boot_s + first_s >= source.walltime_s:
+        return
+    stays, slots, engine = model.awareness is Awareness.FULL, model.slots_on(source.kind), model.engine_on(source.kind)
+    yield Placement(
+        context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
+        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
+        pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
+        again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
+        call_s=model.of_kind(model.call_s, source.kind) / device.speed,
+        item_s=model.of_kind(model.item_s, source.kind) / device.speed,
+    )  # fmt: skip
+
+
+def _fetched_at(
+    world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
+) -> float:
+    """Return when a node of this source can have all files of a context, given when each file is first wanted."""
+    links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
+    for name, at in first_at.items():
+        if world.contexts[name].awareness is not Awareness.NONE:
+            wanted_at.update(
+                (f.name, min(at, wanted_at[f.name])) for f in world.contexts[name].files if f.name in wanted_at
+            )
+    nodes = sum(source.nodes * min(source.max_blocks, max(n for _, n in source.steps)) for source in world.sources)
+    all_read = min(links.shared, nodes * min(links.shared_node, links.network))
+    fetched_at = 0.0
+    for from_s in set(wanted_at.values()):
+        late = [files for files in model.files if wanted_at[files.name] >= from_s]
+        size, operations = sum(files.size_bytes for files in late), sum(files.operations for files in late)
+        copy_s = max(size / all_read, operations / (links.shared_operations or math.inf))
+        read_at = max(min(pilots_at.values()), from_s) + copy_s
+        fetched_at = max(fetched_at, max(pilots_at[number], from_s) + size / links.network, read_at)
+    return fetched_at
+
+
+def _load_ways(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
+    """Return the seconds to fetch the files to a node, of a load from there, and of one from the shared storage."""
+    size = sum(files.size_bytes for files in model.files)
+    operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
+    one_node = min(links.shared_node, links.network)
+    work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
+    work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
+    read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
+    afresh_s = max(size / min(links.shared, one_node), operations_s) + work_s
+    return size / links.network, max(0.0, read_s + work_s), max(0.0, afresh_s)
+
+
+def _starts_at(source: SourceModel) -> float:
+    return max(0.0, source.wait_s * least_factor(cv=source.wait_cv) - TICK_S)
+
+
+def _boot_s(source: SourceModel) -> float:
+    return max(0.0, source.boot_s * least_factor(cv=source.boot_cv) - TICK_S)
+
+
+def _pilot_at(source: SourceModel) -> float:
+    starts_at, blocks = _starts_at(source), 0
+    for at, count in (*source.steps, (math.inf, 0)):
+        if at > starts_at and blocks:
+            break
+        starts_at, blocks = max(starts_at, at), count
+    return starts_at + _boot_s(source)
 
 
 class Limit(enum.Enum):
-    """What holds a run up, at the least."""
-
     DEVICES = "device time"
-    """All calls together, on all the devices that there can be."""
     CALL = "one call"
-    """A call that comes late or takes long, after the way to a loaded context."""
     STORAGE = "the shared storage"
-    """Files that are read for each call."""
     NEVER = "devices"
-    """There are not enough of them, however long one waits."""
     UNKNOWN = "nothing that is known"
-    """Calls of gangs, or ones that leave checkpoints."""
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """When the last call can have ended, at the earliest, in seconds; infinite if that can never be."""
+    """Earliest possible end of the last call in seconds; infinite if never."""
 
     ends_at: float
     limit: Limit
 
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
-    """When a run of this world with these calls can be over, at the earliest, under this seed."""
-    calls = list(_bound_calls(world, arrivals, Stream(seed, "calls")))
+    chance, calls = Stream(seed, "calls"), list[LeastCall]()
+    for number, arrival in enumerate(arrivals):
+        cv = world.contexts[arrival.context].item_cv
+        factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
+        items, fixed_s = arrival.items_done or arrival.items, arrival.fixed_s + arrival.shared_s
+        is_gang = arrival.gang != (1, 1)
+        calls.append(
+            LeastCall(
+                arrival.at_s, arrival.context, items, factor, fixed_s, is_gang, arrival.prompt, arrival.written
+            )
+        )  # fmt: skip
     if not calls:
         return Bound(0.0, Limit.CALL)
     if world.delays.progress_s or any(call.gang for call in calls):
@@ -92,174 +298,123 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     first_at: dict[str, float] = {}
     for call in calls:
         first_at.setdefault(call.context, call.at_s)
-    places = places_of(world, first_at)
-    if any(not any(place.context == name for place in places) for name in first_at):
+    case = _Case(world, calls, places_of(world, first_at))
+    if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
-        Bound(_one_call(calls, places), Limit.CALL),
-        Bound(_storage(world, calls, places), Limit.STORAGE),
-        *(Bound(ends_at, Limit.DEVICES) for ends_at in _devices(world, calls, places)),
+        Bound(case.one_call(), Limit.CALL),
+        Bound(case.storage(), Limit.STORAGE),
+        *(Bound(ends_at, Limit.DEVICES) for ends_at in case.all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
     return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
 
 
-def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[LeastCall]:
-    for number, arrival in enumerate(arrivals):
-        cv = world.contexts[arrival.context].item_cv
-        factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
-        items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
-        yield LeastCall(
-            arrival.at_s, arrival.context, items, factor, arrival.fixed_s + arrival.shared_s, gang, arrival.prompt,
-            arrival.written,
-        )  # fmt: skip
+_Prices = dict[int, float]
+"""Worth of device time by source."""
 
 
-def _one_call(calls: list[LeastCall], places: list[Placement]) -> float:
-    """The end of the call that ends last, had it everything to itself."""
-    of = _by_context(places)
-    return max(min(max(call.at_s, place.begins_at) + place.run_s(call) for place in of[call.context]) for call in calls)
+class _Case:
+    """The calls of a world, and where their contexts may be."""
+
+    def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
+        self.world, self.calls, self.places = world, calls, places
+        self.of: dict[str, list[Placement]] = {}
+        for place in places:
+            self.of.setdefault(place.context, []).append(place)
+
+    def one_call(self) -> float:
+        return max(
+            min(max(call.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.context])
+            for call in self.calls
+        )
+
+    def storage(self) -> float:
+        sizes, operations, links = 0.0, 0.0, self.world.links
+        for call in self.calls:
+            model = self.world.contexts[call.context]
+            if model.awareness is Awareness.NONE:
+                sizes += sum(files.size_bytes for files in model.files)
+                operations += sum(files.operations for files in model.files)
+        most = links.shared_operations or math.inf
+        return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
+
+    def all_calls(self) -> Iterator[float]:
+        at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
+        for prices in self._prices():
+            yield self._runs(prices)
+            if any(source.walltime_s for source in self.world.sources):
+                yield self._runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
+            for k in sorted({0, *at_once}) if any(place.again_s for place in self.places) else ():
+                yield self._runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
+
+    def _prices(self) -> Iterator[_Prices]:
+        """Yield prices of device time in a few ways, the highest of them 1."""
+        tried = {_scaled({place.source: place.speed for place in self.places}): None}
+        for name, places in self.of.items():
+            mine = [call for call in self.calls if call.context == name]
+            seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in places}
+            if all(seconds.values()):
+                worth = {place.source: 0.0 for place in self.places}
+                worth.update({source: 1.0 / took for source, took in seconds.items()})
+                tried[_scaled(worth)] = None
+        yield from map(dict, tried)
+
+    def _runs(self, prices: _Prices) -> float:
+        parts = []
+        for number, source, mine in self._sources():
+            may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+            windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
+            steps = clipped(windows, from_s=min(place.begins_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices))
+        devices, calls, needed, later = Supply(parts), self.calls, 0.0, 0.0
+        worth = {place: prices[place.source] * place.devices for place in self.places}
+        for place, call in enumerate(reversed(calls), start=1):
+            later += min(worth[where] * where.device_s(call) for where in self.of[call.context])
+            if place == len(calls) or calls[-place - 1].at_s < call.at_s:
+                needed = max(needed, devices.until(call.at_s) + later)
+        return devices.when(needed)
+
+    def _runs_and_loads(
+        self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
+        takes_s: Callable[[Placement, LeastCall], float],
+    ) -> float:  # fmt: skip
+        """Bound by calls and their loads, on blocks with a walltime.
+
+        `shares`: shares of a device that a call, and its load, take; `takes_s`: for how long a call does.
+        """
+        parts = []
+        for number, source, mine in self._sources():
+            steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
+            setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
+            if source.walltime_s:
+                share = max(0.0, 1.0 - setup_s / source.walltime_s)
+            else:
+                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.known_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices * share))
+        costs: dict[str, list[tuple[Placement, float, float]]] = {}
+        for place in self.places:
+            worth, (run, load) = prices[place.source] * place.devices, shares(place)
+            costs.setdefault(place.context, []).append((place, worth * run, worth * load))
+        needed = math.fsum(
+            min(load * where.again_s + run * takes_s(where, call) for where, run, load in costs[call.context])
+            for call in self.calls
+        )
+        return Supply(parts).when(needed)
+
+    def _sources(self) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
+        for number, source in enumerate(self.world.sources):
+            if mine := [place for place in self.places if place.source == number]:
+                yield number, source, mine
 
 
-def _storage(world: World, calls: list[LeastCall], places: list[Placement]) -> float:
-    """When the files that are read again for each call can all have been read."""
-    sizes, operations = 0.0, 0.0
-    for call in calls:
-        model = world.contexts[call.context]
-        if model.awareness is Awareness.NONE:
-            sizes += sum(files.size_bytes for files in model.files)
-            operations += sum(files.operations for files in model.files)
-    most = world.links.shared_operations or math.inf
-    return min(place.pilot_at for place in places) + max(sizes / world.links.shared, operations / most)
-
-
-# ---- all calls
-
-
-def _devices(world: World, calls: list[LeastCall], places: list[Placement]) -> Iterator[float]:
-    """When all devices together can have done it all: one bound for each way of looking at them."""
-    loads_again = any(place.again_s for place in places)
-    lasting = any(source.walltime_s for source in world.sources)
-    for prices in _prices(calls, places):
-        computing = _priced(places, prices, {place: _DeviceShare(1.0, 0.0) for place in places})
-        yield _runs(world, calls, places, computing, prices)
-        if lasting:
-            yield _runs_and_loads(world, calls, places, computing, prices, Placement.device_s)
-        for k in sorted({0, *map(_at_once, places)}) if loads_again else ():
-            holding = {
-                place: _DeviceShare(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k))
-                for place in places
-            }
-            yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices, Placement.run_s)
-
-
-class _DeviceShare(NamedTuple):
-    """What part of a device a call takes up for a second of its own, and of the load before it, so that what is there
-    at once is at most one."""
-
-    run: float
-    load: float
-
-
-_Priced = dict[str, list[tuple[Placement, _DeviceShare]]]
-"""Where each context may be, and what a second of a call and of a load costs there."""
-
-
-def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Placement, _DeviceShare]) -> _Priced:
-    return {
-        name: [
-            (place, _DeviceShare(*(prices[place.source] * place.devices * part for part in parts[place])))
-            for place in mine
-        ]
-        for name, mine in _by_context(places).items()
-    }
-
-
-def _runs(
-    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float]
-) -> float:
-    """Calls alone, against devices on which something has been loaded. What comes from a time on is done after it."""
-    parts = []
-    for number, source, mine in _sources(world, places):
-        may_run = supply.limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-        windows = supply.useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
-        steps = supply.clipped(windows, from_s=min(place.begins_at for place in mine))
-        parts.append((steps, prices[number] * source.nodes * source.devices))
-    devices = Supply(parts)
-    needed, later = 0.0, 0.0
-    for place, call in enumerate(reversed(calls), start=1):
-        later += min(price.run * where.device_s(call) for where, price in of[call.context])
-        if place == len(calls) or calls[-place - 1].at_s < call.at_s:
-            needed = max(needed, devices.until(call.at_s) + later)
-    return devices.when(needed)
-
-
-def _runs_and_loads(
-    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float],
-    takes_s: Callable[[Placement, LeastCall], float],
-) -> float:  # fmt: skip
-    """Calls, with the loads that each of them needs, against devices whose blocks end at their walltime. `takes_s`: the
-    seconds of a call in which it takes up its part of a device."""
-    parts = []
-    for number, source, mine in _sources(world, places):
-        steps = supply.limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-        setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
-        if source.walltime_s:
-            share = max(0.0, 1.0 - setup_s / source.walltime_s)
-        else:
-            known_at = min(place.known_at for place in mine)
-            steps = supply.clipped(supply.useful(steps, setup_s=setup_s), from_s=known_at)
-        parts.append((steps, prices[number] * source.nodes * source.devices * share))
-    needed = math.fsum(
-        min(price.load * where.again_s + price.run * takes_s(where, call) for where, price in of[call.context])
-        for call in calls
-    )
-    return Supply(parts).when(needed)
-
-
-def _sources(world: World, places: list[Placement]) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
-    """Sources that are of use, by number, and the contexts that may be there."""
-    for number, source in enumerate(world.sources):
-        mine = [place for place in places if place.source == number]
-        if mine:
-            yield number, source, mine
-
-
-def _at_once(place: Placement) -> int:
-    """How many libraries of the context a device holds at the same time; 0: any number."""
-    return place.device_bytes // place.memory_bytes if place.memory_bytes else 0
-
-
-def _dual_feasible(place: Placement, k: int) -> float:
-    """u(k) of Fekete and Schepers, of the part of the device's memory that the context takes: parts that sum up to one
-    at most are given numbers that do so too. k = 0: the parts themselves."""
+def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
+    """Return u(k) of Fekete and Schepers for the share of the memory, per call and per load; k = 0: the share."""
     whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
-    return whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
+    share = whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
+    return share / place.at_once, share
 
 
-def _prices(calls: list[LeastCall], places: list[Placement]) -> Iterator[dict[int, float]]:
-    """What device time of each source is worth, in a few ways; none twice."""
-    of = _by_context(places)
-    tried = {_scaled({place.source: place.speed for place in places}): None}
-    for name in of:
-        mine = [call for call in calls if call.context == name]
-        seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in of[name]}
-        if all(seconds.values()):
-            worth = {place.source: 0.0 for place in places}
-            worth.update({source: 1.0 / took for source, took in seconds.items()})
-            tried[_scaled(worth)] = None
-    for prices in tried:
-        yield dict(prices)
-
-
-def _scaled(prices: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """The same prices, the highest of them one."""
+def _scaled(prices: _Prices) -> tuple[tuple[int, float], ...]:
     highest = max(prices.values())
     return tuple((source, worth / highest) for source, worth in prices.items())
-
-
-def _by_context(places: list[Placement]) -> dict[str, list[Placement]]:
-    found: dict[str, list[Placement]] = {}
-    for place in places:
-        found.setdefault(place.context, []).append(place)
-    return found

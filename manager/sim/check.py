@@ -1,280 +1,220 @@
-"""Worlds in which nothing could ever happen, or in which something would never end, refused before they are run.
+"""Refuses worlds in which nothing could happen or something would never end.
 
-Each part of a world checks itself when it is made (`stoker.manager.sim.world`); here is what concerns several parts,
-and the calls. A world that passes may still be a bad one: a policy can fail in it.
+Each part of a world checks itself when it is made (`stoker.manager.sim.world`). This module checks how parts fit
+together, and the calls.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.duration import least_s
-from stoker.manager.sim.engine_model import EngineFloor
-from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
+from stoker.manager.sim.runs import least_s
+from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
 
 class ImpossibleSetting(NamedTuple):
-    """What cannot be. `at` is the path of a setting of the world, as its file has it; `problem` begins with its last
-    part. `named`: the same path with sources by name."""
+    """A setting that cannot be.
+
+    `at`: its path in the file; `problem` begins with its last part. `named`: the path with sources by name.
+    """
 
     at: tuple[str, ...]
     problem: str
-    named: tuple[str, ...] = ()
+    named: tuple[str, ...]
+
+
+_Problems = Iterator[tuple[tuple[str, ...], str]]
+"""The path of a table, and a problem with a setting in it, whose name the text begins with."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
-    """Raise ConfigError with the first thing that `impossible` finds."""
+    """Raise ConfigError with the first problem that `impossible` finds."""
     for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
         table = ".".join(named[:-1])
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """What cannot be in a world. `wanted`: contexts of its calls. `until_s`: when a run is cut off; 0 = never, and then
-    a run must be able to end."""
-    for at, problem, _ in _impossible(world, wanted, until_s):
+    """Yield what cannot be in a world.
+
+    `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none, and then a run must be able to end.
+    """
+    for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
+        at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
         yield ImpossibleSetting(at, problem, named)
 
 
-def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator[ImpossibleSetting]:
-    yield from _nothing_there(world)
-    yield from _unknown_names(world)
-    yield from _sources(world)
-    yield from _numbers(world)
-    yield from _engines(world)
-    for name in wanted:
-        if name not in world.contexts:
-            yield ImpossibleSetting(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
-            return
-        yield from _never_held(world, name)
-        yield from _never_done(world, name, until_s=until_s)
-
-
 def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
-    """What can be in a world, but is hardly meant: a sentence each. The world is a possible one."""
     models = [(name, world.contexts[name]) for name in wanted]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
         if most > source.max_blocks:
-            yield (
-                f"source {source.name}: there is capacity for {most} blocks, but max_blocks = {source.max_blocks}: no "
-                "more are asked for"
-            )
+            no_more = f"but max_blocks = {source.max_blocks}: no more are asked for"
+            yield f"source {source.name}: there is capacity for {most} blocks, {no_more}"
+        never = f"source {source.name} never serves a call"
         if not most:
-            yield f"source {source.name} never serves a call: its capacity is 0 all the time"
+            yield f"{never}: its capacity is 0 all the time"
             continue
-        fits = [(name, model) for name, model in models if source in _of_use(world, model)]
-        if models and not fits:
-            names = ", ".join(name for name, _ in models)
-            yield f"source {source.name} never serves a call: its devices ({source.kind}) cannot hold {names}"
+        loads = {name: _load_s(world, model, source) for name, model in models if source in _of_use(world, model)}
+        if models and not loads:
+            yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
-            name, model = min(fits, key=lambda each: _load_s(world, each[1], source))
-            least_s = _load_s(world, model, source)
-            if least_s >= source.walltime_s:
-                yield (
-                    f"source {source.name} never serves a call: a block lasts {show_seconds(source.walltime_s)}, and "
-                    f"{name} takes {show_seconds(least_s)} until it is loaded there"
-                )
+            name, load_s = min(loads.items(), key=lambda each: each[1])
+            if load_s >= source.walltime_s:
+                lasts = f"a block lasts {show_seconds(source.walltime_s)}"
+                yield f"{never}: {lasts}, and {name} takes {show_seconds(load_s)} until it is loaded there"
 
 
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """The same calls; raises ConfigError at the first that cannot be: it comes before the one before it, it has no
-    items, its context is not in the world, or no block lives long enough for it."""
     before_s = 0.0
     seen: set[tuple[object, ...]] = set()
     served = {name for name, model in world.contexts.items() if model.engine}
     timed = any(source.walltime_s for source in world.sources)
-
-    def lengths_of(arrival: Arrival) -> tuple[int, int]:
-        """What tells calls to an engine apart, where a block may end before they do."""
-        return (arrival.prompt, arrival.written) if timed and arrival.context in served else (0, 0)
-
     for number, arrival in enumerate(arrivals):
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
         before_s = arrival.at_s
+        # Lengths tell calls to an engine apart only where a block may end before they do.
+        lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
-        kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths_of(arrival)
+        kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
         if kind not in seen:
             seen.add(kind)
-            _refuse_call(world, arrival, number=number)
+            for problem in _call_problems(world, arrival):
+                raise ConfigError(f"call {number} {problem}")
         yield arrival
 
 
-def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
+def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
+    name, (least, most) = arrival.context, arrival.gang
     if arrival.items < 1:
-        raise ConfigError(f"call {number} has {arrival.items} items; a call has at least one")
-    if arrival.context not in world.contexts:
-        raise ConfigError(f"call {number} wants {arrival.context}, {nearest(arrival.context, world.contexts)}")
+        yield f"has {arrival.items} items; a call has at least one"
+    if name not in world.contexts:
+        yield f"wants {name}, {nearest(name, world.contexts)}"
     if not 0 <= arrival.items_done <= arrival.items:
-        raise ConfigError(f"call {number} ends after {arrival.items_done} of its {arrival.items} items")
+        yield f"ends after {arrival.items_done} of its {arrival.items} items"
     for seconds in (arrival.fixed_s, arrival.shared_s):
         if not 0 <= seconds < math.inf:
-            raise ConfigError(f"call {number} takes {seconds:g} s before its first item")
-    least, most = arrival.gang
+            yield f"takes {seconds:g} s before its first item"
     if not 1 <= least <= most:
-        raise ConfigError(f"call {number} wants a gang of {least} to {most}")
-    model = world.contexts[arrival.context]
+        yield f"wants a gang of {least} to {most}"
+    model = world.contexts[name]
     if model.engine and (arrival.items, arrival.gang, arrival.fixed_s + arrival.shared_s) != (1, (1, 1), 0.0):
-        raise ConfigError(
-            f"call {number} wants {arrival.context}, which has an engine: such a call is one request (items = 1, no "
-            "gang, fixed_s = 0, shared_s = 0)"
-        )
+        one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
+        yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
-        raise ConfigError(f"call {number} has a length below zero")
-    there = sum(_libraries(model, source) for source in _of_use(world, model))
+        yield "has a length below zero"
+    there, sources = 0, list(_of_use(world, model))
+    for source in sources:
+        blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
+        there += blocks * source.nodes * (source.devices // model.devices)
     if least > max(1, there):
-        raise ConfigError(
-            f"call {number} wants a gang of {least}, and of {arrival.context} there are never more than {there} "
-            f"libraries at a time, with {'a device' if model.devices == 1 else f'{model.devices} devices'} each"
-        )
-    spare = {
-        source.name: (source, source.walltime_s - _load_s(world, model, source) - _call_s(world, arrival, source))
-        for source in _of_use(world, model)
-    }
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it goes on in the next block
-    if spare and sure and all(source.walltime_s and left <= 0 for source, left in spare.values()):
-        source = max(spare.values(), key=lambda each: each[1])[0]
-        raise ConfigError(
-            f"call {number} of {arrival.context} can never end: "
-            f"{f'{arrival.written} tokens' if model.engine else f'{arrival.items_done or arrival.items} items'} take "
-            f"{show_seconds(_call_s(world, arrival, source))} after a load of "
-            f"{show_seconds(_load_s(world, model, source))}, and a block of {source.name} lasts "
-            f"{show_seconds(source.walltime_s)}; raise its walltime, or give calls fewer items"
+        each = "a device" if model.devices == 1 else f"{model.devices} devices"
+        never = f"of {name} there are never more than {there} libraries at a time, with {each} each"
+        yield f"wants a gang of {least}, and {never}"
+    loads = [_load_s(world, model, source) for source in sources]
+    takes = [_call_s(world, arrival, source) for source in sources]
+    spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it resumes in the next block
+    if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
+        best = spare.index(max(spare))
+        work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
+        yield (
+            f"of {name} can never end: {work} take {show_seconds(takes[best])} after a load of "
+            f"{show_seconds(loads[best])}, and a block of {sources[best].name} lasts "
+            f"{show_seconds(sources[best].walltime_s)}; raise its walltime, or give calls fewer items"
         )
 
 
-# ---- parts that do not fit together
-
-
-def _nothing_there(world: World) -> Iterator[ImpossibleSetting]:
+def _parts(world: World) -> _Problems:
     if not world.sources:
-        yield ImpossibleSetting(
-            ("sources",), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
-        )
+        yield (), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
     if not world.contexts:
-        yield ImpossibleSetting(
-            ("contexts",), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
-        )
-
-
-def _unknown_names(world: World) -> Iterator[ImpossibleSetting]:
-    devices = world.devices
-    for number, source in enumerate(world.sources):
-        if source.kind not in devices:
-            problem = f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
-            yield ImpossibleSetting(("sources", str(number), "kind"), problem)
-    words = {name.partition(" ")[0] for name in devices}
-    for name, model in world.contexts.items():
-        for kind in model.kinds:
-            if kind not in devices and kind not in words:
-                problem = f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
-                yield ImpossibleSetting(("contexts", name, "kinds"), problem)
-        for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
-            for kind in times:
-                if kind and kind not in devices:
-                    problem = f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
-                    yield ImpossibleSetting(("contexts", name, setting), problem)
-    sizes: dict[str, int] = {}
-    for name, model in world.contexts.items():
-        for files in model.files:
-            if sizes.setdefault(files.name, files.size_bytes) != files.size_bytes:
-                problem = (
-                    f"files: {files.name} is {show_bytes(files.size_bytes)} here and "
-                    f"{show_bytes(sizes[files.name])} elsewhere; files of one name are the same files"
-                )
-                yield ImpossibleSetting(("contexts", name, "files"), problem)
-
-
-def _sources(world: World) -> Iterator[ImpossibleSetting]:
-    names: set[str] = set()
+        yield (), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
+    devices, names = world.devices, set[str]()
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))
+        if source.kind not in devices:
+            yield at, f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
         if source.name in names:
-            yield ImpossibleSetting((*at, "name"), f"name = {source.name!r}: another source is called so too")
+            yield at, f"name = {source.name!r}: another source is called so too"
         names.add(source.name)
         for setting in ("min_blocks", "init_blocks"):
-            value = getattr(source, setting)
-            if value > source.max_blocks:
-                problem = f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
-                yield ImpossibleSetting((*at, setting), problem)
-
-
-def _numbers(world: World) -> Iterator[ImpossibleSetting]:
-    """Numbers that have no bounds in their types."""
-    operations = world.links.shared_operations
-    if not 0 <= operations < math.inf:
-        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
-        yield ImpossibleSetting(("links", "shared_operations"), problem)
-
-
-def _engines(world: World) -> Iterator[ImpossibleSetting]:
-    """Contexts that have an engine on some devices, and could be loaded on others."""
+            if (value := getattr(source, setting)) > source.max_blocks:
+                yield at, f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
+    words, sizes = {name.partition(" ")[0] for name in devices}, dict[str, int]()
     for name, model in world.contexts.items():
-        at = ("contexts", name, "engine")
-        for kind in model.engine:
-            if kind and kind not in world.devices:
-                problem = f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
-                yield ImpossibleSetting(at, problem)
+        at = ("contexts", name)
+        for kind in model.kinds:
+            if kind not in devices and kind not in words:
+                yield at, f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
+        for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
+            for kind in filter(None, times):
+                if kind not in devices:
+                    yield at, f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
+        for files in model.files:
+            if (size := sizes.setdefault(files.name, files.size_bytes)) != files.size_bytes:
+                sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
+                yield at, f"files: {files.name} is {sizes_shown}; files of one name are the same files"
+    if not 0 <= (operations := world.links.shared_operations) < math.inf:
+        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
+        yield ("links",), problem
+
+
+def _engines(world: World) -> _Problems:
+    for name, model in world.contexts.items():
+        at = ("contexts", name)
+        for kind in filter(None, model.engine):
+            if kind not in world.devices:
+                yield at, f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
         missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
         if model.engine and missing:
-            problem = (
-                f"engine: {name} may be on {missing[0]!r}, of which no steps are known; add them, or say its kinds"
-            )
-            yield ImpossibleSetting(at, problem)
+            mend = "of which no steps are known; add them, or say its kinds"
+            yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
 
 
-# ---- calls that could never run
+def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
+    for name in wanted:
+        if name not in world.contexts:
+            yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
+            return
+        of_use = list(_of_use(world, world.contexts[name]))
+        if of_use:
+            yield from _never_done(world, name, of_use, until_s=until_s)
+        elif known := [source for source in world.sources if source.kind in world.devices]:
+            yield ("contexts", name), _never_held(world, name, known)
 
 
-def _never_held(world: World, name: str) -> Iterator[ImpossibleSetting]:
+def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
-    at = ("contexts", name, "device_memory")
-    usable = [source for source in world.sources if source.kind in world.devices]
-    if not usable or any(True for _ in _of_use(world, model)):
-        return
-    suited = [
-        source for source in usable if _may_be_on(model, source.kind) and _fits(model, world.devices[source.kind])
-    ]
-    if suited:
-        most = max(source.devices for source in suited)
-        wanted = model.devices
-        problem = (
-            f"devices = {wanted}: {name} needs {wanted} of one node, and of the nodes that suit none has over {most}"
+    if suited := [source.devices for source in sources if _suits(world, model, source)]:
+        return (
+            f"devices = {model.devices}: {name} needs {model.devices} of one node, and of the nodes that suit none has "
+            f"over {max(suited)}"
         )
-        yield ImpossibleSetting((*at[:-1], "devices"), problem)
-        return
-    kinds = dict.fromkeys(source.kind for source in usable)
+    kinds = dict.fromkeys(source.kind for source in sources)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
-    if not any(_may_be_on(model, kind) for kind in kinds):
-        problem = f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
-        yield ImpossibleSetting((*at[:-1], "kinds"), problem)
-    else:
-        on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
-        problem = (
-            f"device_memory: no device can hold {name}: it needs {show_bytes(model.device_memory_bytes)}{on}; "
-            f"devices: {seen}"
-        )
-        yield ImpossibleSetting(at, problem)
+    if not any(map(model.may_be_on, kinds)):
+        return f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
+    on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
+    needs = f"it needs {show_bytes(model.device_memory_bytes)}{on}"
+    return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
 
 
-def _never_done(world: World, name: str, *, until_s: float) -> Iterator[ImpossibleSetting]:
-    model = world.contexts[name]
-    of_use = list(_of_use(world, model))
-    if not of_use:
-        return
-    number = str(world.sources.index(of_use[0]))
+def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
+    model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
-        problem = f"capacity: no source that could serve {name} ever has any; nothing would ever run"
-        yield ImpossibleSetting(("sources", number, "capacity"), problem)
+        yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
@@ -282,45 +222,28 @@ def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossib
             f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that is not done by then "
             'would never end: write until = "…" at the top of the file'
         )
-        yield ImpossibleSetting(("sources", number, "capacity"), problem)
-    if all(source.walltime_s and _load_s(world, model, source) >= source.walltime_s for source in of_use):
-        source = max(of_use, key=lambda each: each.walltime_s - _load_s(world, model, each))
+        yield first, problem
+    loads = [(source, _load_s(world, model, source)) for source in of_use]
+    if all(source.walltime_s and load_s >= source.walltime_s for source, load_s in loads):
+        source, load_s = max(loads, key=lambda each: each[0].walltime_s - each[1])
         problem = (
             f"walltime: a block lasts {show_seconds(source.walltime_s)}, and {name} takes "
-            f"{show_seconds(_load_s(world, model, source))} until it is loaded there; no call could ever run"
+            f"{show_seconds(load_s)} until it is loaded there; no call could ever run"
         )
-        yield ImpossibleSetting(("sources", str(world.sources.index(source)), "walltime"), problem)
+        yield ("sources", str(world.sources.index(source))), problem
 
 
 def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
-    """Sources with devices that can hold a context."""
     for source in world.sources:
-        kind = world.devices.get(source.kind)
-        if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind) and _has_devices(model, source):
+        if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
             yield source
 
 
-def _has_devices(model: ContextModel, source: SourceModel) -> bool:
-    return model.devices <= source.devices
-
-
-def _libraries(model: ContextModel, source: SourceModel) -> int:
-    """Libraries of a context that there can be at a time, each on devices of its own."""
-    blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
-    return blocks * source.nodes * (source.devices // model.devices)
-
-
-def _may_be_on(model: ContextModel, kind: str) -> bool:
-    """As `stoker.manager.policies.sizes.is_of_kind`: by a kind's whole name or its first word."""
-    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
-
-
-def _fits(model: ContextModel, kind: DeviceKind) -> bool:
-    return model.device_memory_bytes <= kind.memory_bytes
+def _suits(world: World, model: ContextModel, source: SourceModel) -> bool:
+    return model.may_be_on(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
-    """The least time from the start of a block until its context is loaded; spreads are left out."""
     links = world.links
     size = sum(files.size_bytes for files in model.files)
     if model.awareness is Awareness.NONE:
@@ -343,9 +266,6 @@ def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by a name that is not there: the one that is nearly it, or all that there are."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+    otherwise = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+    return did_you_mean(name, names, otherwise=otherwise)

@@ -1,38 +1,41 @@
-"""A simulated program: it submits calls when they come, and counts how they end."""
+"""A simulated program: it submits calls at their time and counts how they end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
 
 from stoker.contexts.recipe import Awareness, LibraryLimits, Needs, Recipe
 from stoker.manager.core.events import FromClient
+from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.pilot import object_of
-from stoker.manager.sim.runs import Gatherer
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.world import ContextModel
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective
 from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_call_id
 
 NO_OBJECTIVE = Objective()
+_SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
 ACKNOWLEDGED = 1000
-"""So many results are taken before the manager is told that it may forget them."""
+"""Results after which the manager may forget them."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens.
+    """A call that arrives at a time. Lengths are in tokens.
 
-    `gang`: on how many libraries together it may run, at least and at most. `fixed_s`: what it takes before its first
-    item, on however many; `shared_s`: the same on one, which those of a gang share. `items_done`: it ends after so many
-    of its `items` (0 = all of them), which no policy knows.
+    `deadline_s` counts from the arrival (0 = none). `gang`: the least and most libraries that run it together.
+    `fixed_s`: seconds before its first item on any gang; `shared_s`: the same on one library, divided among a
+    gang. `items_done`: items after which it ends (0 = all), unknown to policies.
 
-    `output`: tokens that a call to an engine writes (0 = `expected_output`), which no policy knows either: it is told
-    `expected_output`, or where that is 0 the mean of the calls of its context that have ended. `objective`: when its
-    tokens should come. `variants`: other contexts that can serve it, best first.
+    `output`: tokens that a call to an engine writes (0 = `expected_output`). Policies see `expected_output`, or
+    the mean of ended calls if that is 0. `objective`: when its tokens should come. `variants`: other contexts
+    that can serve it, best first.
     """
 
     at_s: float
@@ -52,19 +55,15 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prompt(self) -> int:
-        """Tokens that an engine reads for it."""
         return max(1, self.input_length)
 
     @property
     def written(self) -> int:
-        """Tokens that an engine writes for it."""
         return self.output or self.expected_output or 1
 
 
 class SimClient:
-    """The one client of a simulated session."""
-
-    def __init__(self, sim: Gatherer, arrivals: Iterable[Arrival]) -> None:
+    def __init__(self, sim: Surroundings, arrivals: Iterable[Arrival]) -> None:
         self.id = ClientId("client")
         self._sim = sim
         self._arrivals: Iterator[Arrival] = iter(arrivals)
@@ -78,17 +77,15 @@ class SimClient:
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}
-        """The context and the output of calls that have not ended."""
+        """Context and output of open calls."""
         self._outputs: dict[str, tuple[int, float]] = {}
-        """Of each context: calls that have ended, and the mean of their outputs."""
+        """Per context: ended calls, and the mean of their outputs."""
 
     @property
     def done(self) -> bool:
-        """Whether every call has come and ended."""
         return self._next is None and self.ended == self.submitted
 
     def start(self) -> None:
-        """Join, and wait for the first call."""
         self._say(to_manager.ClientHello(wire.VERSION, self._sim.session))
         self._expect()
 
@@ -97,62 +94,50 @@ class SimClient:
             self._sim.agenda.at(self._next.at_s + self._gathers_s, self._submit)
 
     def _submit(self) -> None:
-        """Everything that has come by now, in one frame; a deadline counts from the first of those that go together."""
-        now, sim = self._sim.agenda.now, self._sim
-        messages: list[to_manager.FromClient] = []
-        batch: list[CallSpec] = []
-        key: tuple[str, int, float, tuple[int, int], Objective, tuple[str, ...]] | None = None
-        from_s = now
-
-        def close() -> None:
-            if batch and key is not None:
-                context, priority, deadline_s, gang, wanted, variants = key
-                objective = replace(self._told(wanted), deadline_at=from_s + deadline_s if deadline_s else 0.0)
-                keys = tuple(map(RecipeKey, variants)) if "variants" in sim.honours else ()
-                options = CallOptions(priority=priority, objective=objective, gang=gang, variants=keys)
-                messages.append(
-                    to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
-                )  # one function a context
-                batch.clear()
-
+        now, arrived = self._sim.agenda.now, list[Arrival]()
         while self._next is not None and round(self._next.at_s, 6) <= now:
-            arrival = self._next
-            for name in (arrival.context, *arrival.variants):
+            arrived.append(self._next)
+            self._next = next(self._arrivals, None)
+        messages: list[to_manager.FromClient] = []
+        last: to_manager.Submit | None = None
+        for _, group in groupby(arrived, key=_SUBMITTED_TOGETHER):
+            calls = list(group)
+            for name in (calls[0].context, *calls[0].variants):
                 if name not in self._defined:
                     self._defined.add(name)
-                    messages.append(to_manager.DefineRecipe(recipe_of(name, sim.world.contexts[name])))
+                    messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            this = (
-                arrival.context, arrival.priority, arrival.deadline_s, arrival.gang, arrival.objective,
-                arrival.variants,
-            )  # fmt: skip
-            if this != key:
-                close()
-                key, from_s = this, arrival.at_s
-            call = make_call_id(client=0, sequence=self.submitted)
-            batch.append(CallSpec(call, b"", self._features(arrival)))
-            self._items[call] = arrival.items_done or arrival.items
-            if arrival.items_done:
-                sim.really[call] = arrival.items_done
-            due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
-            sim.calls_log.came(
-                arrival.at_s if self._gathers_s else now, call, items=arrival.items, due_at=due_at
-            )  # fmt: skip
-            self._expect_tokens(call, arrival, came_at=arrival.at_s if self._gathers_s else now)
-            self.submitted += 1
-            self._next = next(self._arrivals, None)
-        close()
+            messages += [last] if last is not None else ()  # recipes that come together are defined first
+            last = self._together(calls)
+        messages += [last] if last is not None else ()
         self._say(*messages)
         self._expect()
 
-    def _features(self, arrival: Arrival) -> Features:
-        """What policies may know: of the output what history says, where the program says nothing."""
-        expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
-        return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s)
+    def _together(self, arrivals: list[Arrival]) -> to_manager.Submit:
+        sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
+        for arrival in arrivals:
+            call = make_call_id(client=0, sequence=self.submitted)
+            expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
+            features = Features(
+                arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s
+            )  # fmt: skip
+            calls.append(CallSpec(call, b"", features))
+            self._items[call] = arrival.items_done or arrival.items
+            if arrival.items_done:
+                sim.really[call] = arrival.items_done
+            came_at = arrival.at_s if self._gathers_s else now
+            due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
+            sim.calls_log.came(came_at, call, items=arrival.items, due_at=due_at)
+            self._expect_tokens(call, arrival, came_at=came_at)
+            self.submitted += 1
+        deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
+        options = CallOptions(
+            priority=first.priority, objective=replace(self._told(first.objective), deadline_at=deadline_at),
+            gang=first.gang, variants=tuple(map(RecipeKey, first.variants)) if "variants" in sim.honours else (),
+        )  # fmt: skip
+        return to_manager.Submit(FunctionKey(first.context), RecipeKey(first.context), calls, options)
 
     def _told(self, wanted: Objective) -> Objective:
-        """Of an objective what the policy honours: a call that wishes for anything else would be refused. What becomes
-        of the rest is recorded all the same."""
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)
@@ -161,7 +146,6 @@ class SimClient:
         return wanted if "tpot_s" in honours else replace(wanted, tpot_s=0.0)
 
     def _expect_tokens(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
-        """Keep what nobody but the engine knows of a call, and when its tokens are due."""
         if arrival.output:
             self._written[call] = arrival.context, arrival.output
         if self._sim.world.contexts[arrival.context].engine:
@@ -171,18 +155,10 @@ class SimClient:
                 came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0
             )
 
-    def _has_written(self, call: CallId) -> None:
-        """A call has ended: what it wrote is known from now on."""
-        context, output = self._written.pop(call, ("", 0))
-        if output:
-            count, mean = self._outputs.get(context, (0, 0.0))
-            self._outputs[context] = count + 1, mean + (output - mean) / (count + 1)
-
     def _say(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
     def hear(self, message: to_client.ToClient) -> None:
-        """Results; nothing else concerns a program."""
         if not isinstance(message, to_client.Results):
             return
         for end in message.ends:
@@ -192,7 +168,10 @@ class SimClient:
             times = self._sim.tokens.pop(end.call, None)
             if times is not None:
                 self._sim.calls_log.tokens(self._sim.agenda.now, end.call, times, ok=end.ok)
-            self._has_written(end.call)
+            context, output = self._written.pop(end.call, ("", 0))
+            if output:
+                count, mean = self._outputs.get(context, (0, 0.0))
+                self._outputs[context] = count + 1, mean + (output - mean) / (count + 1)
             self.ended += 1
             if end.ok:
                 self.items_done += items
@@ -209,7 +188,6 @@ class SimClient:
 
 
 def recipe_of(name: str, model: ContextModel) -> Recipe:
-    """The recipe that a context of the world stands for."""
     kept = model.awareness is not Awareness.NONE
     engine = model.engine_on(model.kinds[0] if model.kinds else "")
     grows = engine is not None and engine.token_bytes > 0
@@ -219,14 +197,9 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         cache_tokens=engine.limits(model.device_memory_bytes).cache_tokens if engine is not None and grows else 0,
     )  # fmt: skip
     return Recipe(
-        key=name,
-        name=name,
-        loader=b"simulated",
+        key=name, name=name, loader=b"simulated", needs=needs, slots=model.slots, awareness=model.awareness,
         objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
-        needs=needs,
-        slots=model.slots,
-        awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,
         limits=LibraryLimits(model.min_libraries, model.max_libraries, model.keep_alive_s),
         longest_input=model.longest_input,
-    )
+    )  # fmt: skip

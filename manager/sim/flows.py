@@ -1,13 +1,9 @@
-"""Bytes on their way: every flow gets its max-min fair share of the links that it crosses.
+"""Bytes in transit: every flow gets its max-min fair share of the links that it crosses.
 
-Fair sharing is what TCP approximates, and what a file server that serves its clients in turn does. A link's capacity
-is shared equally by the flows that cross it, except that a flow which is held up elsewhere leaves its rest to the
+A link's capacity is shared equally by its flows; what a flow that is limited elsewhere leaves is shared by the
 others: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Left out: round trips, slow start,
-packets.
-
-A transfer may have several paths (an object that comes from several peers): each is a flow, what is left is common.
-Shares change only when a transfer starts, ends or is led elsewhere. They are computed anew once for each moment in
-which that happens, for the links that can be concerned, and for no others.
+packets. A transfer may have several paths; each is a flow, and the remaining bytes are common. Shares are
+computed once per moment, for affected links alone.
 """
 
 from __future__ import annotations
@@ -16,13 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
+from stoker.manager.sim.world import Links
 
 _DONE = 1e-6
-"""A part of a byte that is left is rounding."""
+"""Less than this is rounding."""
 
 
 class SharedLink:
-    """Something that moves at most so many units a second, in all."""
+    """A link that moves `rate` units a second in all."""
 
     __slots__ = ("name", "rate", "used_by")
 
@@ -33,8 +30,6 @@ class SharedLink:
 
 
 class _Flow:
-    """One path of a transfer."""
-
     __slots__ = ("links", "rate", "transfer")
 
     def __init__(self, transfer: Transfer, links: tuple[SharedLink, ...]) -> None:
@@ -52,15 +47,13 @@ class Transfer:
         self.left = float(size)
         self.done = done
         self.moved: dict[int, float] = {}
-        """Units that have come along each path, by its place among those that it was given last."""
+        """Units that came along each of the current paths."""
         self._flows: tuple[_Flow, ...] = ()
         self._since = 0.0
         self._entry: Entry | None = None
 
 
 class Network:
-    """Links, and what moves on them."""
-
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._touched: dict[SharedLink, None] = {}
@@ -68,14 +61,13 @@ class Network:
         self._planned = False
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
-        """Move so many units, over all paths at once. One without paths waits until it is led somewhere."""
+        """Move `size` units over all paths at once. Without paths the transfer waits."""
         transfer = Transfer(size, done)
         transfer._since = self._agenda.now
         self.lead(transfer, paths)
         return transfer
 
     def lead(self, transfer: Transfer, paths: Sequence[Iterable[SharedLink]]) -> None:
-        """From now on the rest comes along these paths."""
         self._settle(transfer)
         self._leave(transfer)
         transfer.moved = {}
@@ -88,7 +80,6 @@ class Network:
         self._plan()
 
     def stop(self, transfer: Transfer) -> None:
-        """It is not wanted any more."""
         self._settle(transfer)
         self._leave(transfer)
         transfer._flows = ()
@@ -113,7 +104,6 @@ class Network:
             self._agenda.after(0.0, self._share)
 
     def _share(self) -> None:
-        """Compute the shares of everything that what has changed can concern."""
         self._planned = False
         touched, self._touched = self._touched, {}
         flows: dict[_Flow, None] = {}
@@ -142,7 +132,6 @@ class Network:
             self._expect(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
-        """Take note of what has moved until now."""
         now = self._agenda.now
         seconds, transfer._since = now - transfer._since, now
         if seconds <= 0:
@@ -155,7 +144,6 @@ class Network:
                 transfer.moved[place] = transfer.moved.get(place, 0.0) + moved
 
     def _expect(self, transfer: Transfer) -> None:
-        """Note when the rest will have come."""
         rate = sum(flow.rate for flow in transfer._flows)
         if transfer._entry is not None:
             cancel(transfer._entry)
@@ -167,7 +155,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer._entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # rounding of the time, or a path that costs nothing
+        if transfer.left > 0 and transfer._flows:  # rounding, or a path without limited links
             quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0
@@ -177,7 +165,6 @@ class Network:
 
 
 def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
-    """Raise all rates together; whoever crosses a link that is full keeps the rate that it has."""
     for flow in flows:
         flow.rate = -1.0
     left = {link: link.rate for link in links}
@@ -196,3 +183,25 @@ def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
                     for other in flow.links:
                         left[other] = max(0.0, left[other] - least)
                         open_flows[other] -= 1
+
+
+class SharedFiles:
+    """The shared file system: its total bandwidth and operations a second."""
+
+    def __init__(self, links: Links) -> None:
+        self.bytes = SharedLink("shared", links.shared)
+        self.operations = SharedLink("shared operations", links.shared_operations or float("inf"))
+
+
+class Machine:
+    def __init__(self, name: str, links: Links) -> None:
+        self.shared = SharedLink(f"{name} shared", links.shared_node)
+        self.inward = SharedLink(f"{name} in", links.network)
+        self.outward = SharedLink(f"{name} out", links.network)
+        self.disk = SharedLink(f"{name} disk", links.disk)
+        self.memory = SharedLink(f"{name} memory", links.memory)
+        self.bus = SharedLink(f"{name} bus", links.bus)
+        self.on_disk: dict[str, int] = {}
+        """Cached objects and their bytes."""
+        self.in_memory: dict[str, None] = {}
+        """Cached objects in the page cache."""

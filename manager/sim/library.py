@@ -1,7 +1,7 @@
-"""The process of a simulated library, from its start to its end, with the turns that a real one has.
+"""The process of a simulated library, from start to end.
 
-The pilot's core decides (which stage follows which, what the manager hears); this is what its orders reach, in virtual
-time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and says what a library's process says.
+The pilot's core decides the stages and the messages to the manager. This module carries out its orders in virtual
+time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from functools import partial
 from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.calls_log import LibraryPlace, items_of
-from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
-from stoker.manager.sim.device_turns import DeviceTurns
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.flows import Transfer
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.machine import Machine
-from stoker.manager.sim.runs import CallRun, Gatherer, SoloRun, ordered_run, planned
+from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.flows import Machine, SharedLink, Transfer
+from stoker.manager.sim.log import Happened, LibraryPlace, items_of
+from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, ordered_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.core import PilotCore
@@ -34,8 +30,6 @@ from stoker.units import show_bytes
 
 
 class LibraryHost(Protocol):
-    """The pilot that a library's process is on."""
-
     id: PilotId
     number: int
     kind: str
@@ -45,44 +39,45 @@ class LibraryHost(Protocol):
     device_turns: DeviceTurns
 
     @property
-    def sim(self) -> Gatherer:
-        """The simulation that it is part of."""
+    def sim(self) -> Surroundings:
+        """The simulation."""
 
     def handle(self, event: Event) -> None:
-        """Tell the pilot's core of an event."""
+        """Give the pilot's core an event."""
 
 
 _Part = tuple[int, CallRun]
-"""A member's rank, and the run that it is to join."""
+"""A member's rank, and the run to join."""
 _GB = 1e9
 _REFUSED = -1
 """Answers a resize that the context refuses."""
 
 
 class SimLibrary:
-    """One library's process on a simulated pilot. Before it is started it only holds its devices."""
+    """One library's process on a simulated pilot. Before `start` it only holds its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
+        self.sim = pilot.sim
         self.number = ordered.library
         self.recipe = ordered.recipe
         self.model = pilot.sim.world.contexts[ordered.recipe.name]
+        self.engine = self.model.engine_on(pilot.kind)
         speed = pilot.sim.world.devices[pilot.kind].speed
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls that take a slot: they run, or wait for the rest of their gang."""
+        """Calls in slots: they run, or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
         self.slots = self.model.slots_on(pilot.kind)
-        """Calls that it runs at a time."""
         self.part = 1 / self.slots
-        """What a call wants of each device."""
-        alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
-        self.compute: Callable[..., RunningWork] = alone
+        """Share of each device that a call wants."""
+        self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
+        if len(self.devices) == 1:
+            self.compute = self.devices[0].begin
         self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
-        """Items that this process has begun."""
         self._served = 0
         self.ordered_at = pilot.sim.agenda.now
         self.ready_at = math.inf
@@ -90,65 +85,53 @@ class SimLibrary:
         self._stops = False
         self.is_over = False
         self._resizes: deque[int] = deque()
-        """Sizes that it was told to take on; it is at work on the first."""
+        """Ordered sizes; the first is in progress."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
-        """What must have come before it goes on."""
-        self.batch = self._new_batch(ordered)
-        """What its engine serves; None if its context has none."""
+        """Transfers that it waits for."""
+        self.batch: ServedBatch | None = None
+        if self.engine is not None:
+            seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
+            limits = self.engine.limits(ordered.device_memory_bytes)
+            virtual = VirtualEngine(seconds, limits, most_output=self.engine.most_output)
+            self.batch = ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
         for device in self.devices:
             device.hold()
 
-    def _new_batch(self, ordered: StartLibrary) -> ServedBatch | None:
-        pilot, engine = self.pilot, self.model.engine_on(self.pilot.kind)
-        if engine is None:
-            return None
-        seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
-        limits = engine.limits(ordered.device_memory_bytes)
-        virtual = VirtualEngine(seconds, limits, most_output=engine.most_output)
-        return ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
-
     def say(self, message: to_agent.ToAgent) -> None:
-        """Tell the pilot something."""
         self.pilot.handle(FromLibrary(self.number, (message,)))
 
     # ---- from the start to the context
 
     def start(self) -> None:
-        """Its objects are here: the process is made."""
-        self._started_at = self.pilot.sim.agenda.now
-        self.pilot.sim.agenda.after(self.model.start_s, self._load)
+        self._started_at = self.sim.agenda.now
+        self.sim.agenda.after(self.model.start_s, self._load)
 
     def _load(self) -> None:
         if self.is_over:
             return
         self.say(to_agent.Hello(self.number, self.number))
-        sim, machine = self.pilot.sim, self.pilot.machine
+        sim, machine = self.sim, self.pilot.machine
         for files in self.model.files:
             if self.model.awareness is Awareness.NONE:
-                self._move(files.size_bytes, (sim.shared.bytes, machine.shared, machine.inward), self._work)
-                sim.log.note(
-                    sim.agenda.now, Happened.BYTES_SHARED, pilot=self.pilot.number, value=float(files.size_bytes)
-                )
-                if files.operations:
-                    self._move(files.operations, (sim.shared.operations,), self._work)
+                size = float(files.size_bytes)
+                self._move(size, sim.shared.bytes, machine.shared, machine.inward, then=self._work)
+                sim.log.note(sim.agenda.now, Happened.BYTES_SHARED, pilot=self.pilot.number, value=size)
+                self._move(files.operations, sim.shared.operations, then=self._work)
             elif self.model.page_cache and files.name in machine.in_memory:
-                self._move(files.size_bytes, (machine.memory,), self._work)
+                self._move(files.size_bytes, machine.memory, then=self._work)
             else:
                 machine.in_memory[files.name] = None
-                self._move(files.size_bytes, (machine.disk,), self._work)
+                self._move(files.size_bytes, machine.disk, then=self._work)
         if not self._moves:
             self._work()
 
     def _work(self) -> None:
-        """Its files are read: what the loader computes."""
         if self._moves or self.is_over:
             return
-        model, sim = self.model, self.pilot.sim
-        seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
-            self.number, cv=model.load_cv
-        )
-        sim.agenda.after(seconds, self._to_device)
+        model, sim = self.model, self.sim
+        factor = sim.chance_of_loads.factor(self.number, cv=model.load_cv)
+        sim.agenda.after(model.of_kind(model.load_s, self.pilot.kind) * factor, self._to_device)
 
     def _to_device(self) -> None:
         if self.is_over:
@@ -161,38 +144,35 @@ class SimLibrary:
             self.say(to_agent.LoadFailed(failure))
             self.end()
             return
-        self._move(needed * len(self.devices), (self.pilot.machine.bus,), self._ready)
+        self._move(needed * len(self.devices), self.pilot.machine.bus, then=self._ready)
         if not self._moves:
             self._ready()
 
     def _ready(self) -> None:
         if self._moves or self.is_over:
             return
-        sim, model = self.pilot.sim, self.model
+        sim, model = self.sim, self.model
         now, memory = sim.agenda.now, int(model.device_memory_bytes)
-        sim.log.note(
-            now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
-        )
+        pilot, whole_s = self.pilot.number, now - self.ordered_at
+        sim.log.note(now, Happened.LIBRARY_READY, library=self.number, pilot=pilot, value=whole_s)
         self.ready_at = now
         slots = 0 if self.recipe.slots else self.slots
         self.say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory, slots=slots))
 
-    def _move(self, size: float, path: tuple[object, ...], then: object) -> None:
+    def _move(self, size: float, *path: SharedLink, then: Callable[[], None]) -> None:
         if not size:
             return
-        transfer: Transfer
 
         def done() -> None:
             self._moves.pop(transfer, None)
-            then()  # type: ignore[operator]
+            then()
 
-        transfer = self.pilot.sim.network.start(size, [path], done)  # type: ignore[list-item]
+        transfer = self.sim.network.start(size, [path], done)
         self._moves[transfer] = None
 
     # ---- what its pilot says
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Do what the pilot says."""
         match message:
             case to_library.Run():
                 self._run(message.calls, gang=message.gang)
@@ -216,45 +196,40 @@ class SimLibrary:
                 pass
 
     def _run(self, calls: list[CallSpec], *, gang: GangPlace | None) -> None:
-        """Calls have come for it, or its part of a gang's."""
         turns, slots, running = self.turns, self.slots, self.running
         begins = not turns
         for spec in calls:
             part = None
             if gang is not None and gang.size > 1:
-                part = gang.rank, ordered_run(self.pilot.sim, spec, size=gang.size)
+                part = gang.rank, ordered_run(self.sim, spec, size=gang.size)
             if begins and len(running) < slots:
                 self._begin(spec, part)
             else:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """What it takes to come to hold so much of a device: an engine's weights stay where they are."""
-        engine = self.model.engine_on(self.pilot.kind)
-        moved = size - engine.weights_bytes if engine is not None else size
+        """Return the seconds of a resize; an engine's weights stay in place."""
+        moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
     def _resize(self) -> None:
-        """Take on the next size that it was told. An engine computes nothing meanwhile; other calls are slowed down."""
         size = self._resizes[0]
         if size < self.model.device_memory_bytes:
             self._resized(_REFUSED)
             return
-        engine, seconds = self.model.engine_on(self.pilot.kind), self.resize_s(size)
-        if engine is None or self.batch is None:
+        seconds = self.resize_s(size)
+        if self.batch is None:
             self._resizing = self.compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
             return
         self.batch.pause(seconds)
-        self.pilot.sim.agenda.after(seconds, self._cache_resized, size, engine, self.batch)
-
-    def _cache_resized(self, size: int, engine: EngineModel, batch: ServedBatch) -> None:
-        if not self.is_over:
-            fits = batch.resize(engine, size)
-            batch.resume()
-            self._resized(size if fits else _REFUSED)
+        self.sim.agenda.after(seconds, self._resize_ended, size)
 
     def _resize_ended(self, size: int) -> None:
-        if self._resizing is not None:
+        if self.batch is not None and self.engine is not None and not self.is_over:
+            fits = self.batch.resize(self.engine, size)
+            self.batch.resume()
+            self._resized(size if fits else _REFUSED)
+        elif self._resizing is not None:
             self.devices[0].done(self._resizing)
             self._resizing = None
             self._resized(size)
@@ -269,7 +244,6 @@ class SimLibrary:
         self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
 
     def _evict(self, call: CallId) -> None:
-        """Checkpoint a running call and let go of it; one that waits is given back."""
         run = self.running.pop(call, None)
         if run is None:
             if self.turns.drop([call]):
@@ -282,7 +256,6 @@ class SimLibrary:
     # ---- calls
 
     def _pump(self) -> None:
-        """Begin calls while there are slots."""
         slots, running = self.slots, self.running
         while len(running) < slots:
             turn = self.turns.take()
@@ -291,9 +264,14 @@ class SimLibrary:
             self._begin(*turn[1])
 
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
-        sim, call = self.pilot.sim, spec.call
+        sim, call = self.sim, spec.call
         if self.batch is not None:
-            self._serve(spec, self.batch)
+            joined = self.batch.begin(spec)
+            if isinstance(joined, str):  # the engine can never serve it
+                self.say(to_agent.RunsEnded([CallEnd(call, False)]))
+                return
+            self.running[call] = joined
+            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
         elif part is not None:
             rank, run = part
             self.running[call] = run
@@ -306,26 +284,14 @@ class SimLibrary:
             self.running[call] = SoloRun(spec, work)
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
-    def _serve(self, spec: CallSpec, batch: ServedBatch) -> None:
-        """A call joins the batch, or fails because it never can."""
-        sim = self.pilot.sim
-        joined = batch.begin(spec)
-        if isinstance(joined, EngineRun):
-            self.running[spec.call] = joined
-            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
-        else:
-            self.say(to_agent.RunsEnded([CallEnd(spec.call, False)]))
-
     def served(self, call: CallId) -> None:
-        """The engine has written a call's last token."""
-        sim, run = self.pilot.sim, self.running[call]
+        sim, run = self.sim, self.running[call]
         assert isinstance(run, EngineRun)
         sim.calls_log.ended(sim.agenda.now, run.spec, self.where, rank=0, items=1)
         self.ended(call, ran_s=sim.agenda.now - run.began_at)
 
     def _seconds(self, spec: CallSpec) -> float:
-        """How long a call takes here by itself."""
-        sim, model, features = self.pilot.sim, self.model, spec.features
+        sim, model, features = self.sim, self.model, spec.features
         items = sim.items_of(spec) if sim.really else items_of(spec)
         if spec.progress or (features is not None and features.before_items_s(1)):
             seconds = planned(sim, spec, (self,)).whole_s
@@ -338,31 +304,25 @@ class SimLibrary:
         return seconds
 
     def _solo_ended(self, spec: CallSpec) -> None:
-        sim, run = self.pilot.sim, cast(SoloRun, self.running[spec.call])
+        sim, run = self.sim, cast(SoloRun, self.running[spec.call])
         ran_s = self.devices[0].done(run.work)
         items = sim.items_of(spec) if sim.really else items_of(spec)
         sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
         self.ended(spec.call, ran_s=ran_s)
 
     def warm_up(self, items: int) -> int:
-        """It begins so many items; returns how many of them take longer, because its process is fresh."""
+        """Count `items` as begun. Return how many take longer because the process is fresh."""
         cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
         self._items += items
         return cold
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """A call has ended, or its part of it."""
         del self.running[call]
         self._served += 1
         self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
 
-    def report(self, reports: to_agent.Reports) -> None:
-        """A running call says how far it is."""
-        self.say(reports)
-
     def _goes_on(self) -> None:
-        """A slot is free."""
         if self.is_over:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
@@ -373,7 +333,6 @@ class SimLibrary:
     # ---- the end
 
     def end(self) -> None:
-        """The process is over."""
         if self.is_over:
             return
         ran = tuple(self.running)
@@ -381,11 +340,10 @@ class SimLibrary:
         self.pilot.handle(ProcessEnded(self.number, running=ran))
 
     def vanish(self) -> None:
-        """Stop everything of it, without a word."""
         if self.is_over:
             return
         self.is_over = True
-        sim = self.pilot.sim
+        sim = self.sim
         if self._resizing is not None:
             self.devices[0].stop(self._resizing)
             self._resizing = None

@@ -1,29 +1,40 @@
-"""What happened in a simulated run, one row an event, in columns: small enough for millions of calls.
+"""The events of a simulated run: one row an event, in columns, small enough for millions of calls.
 
-A row has a time in seconds, what happened, and whom it concerns: a call, a library, a pilot, a block, each by number
-(-1 = none); `value` depends on the event. Whoever wants text gets it from `Happened` and the tables of names.
+A row has a time in seconds, an event, and a call, library, pilot and block by number (-1 = none); the meaning of
+`value` depends on the event. `EachCall` writes a row for everything that happens to a call; a gang adds two rows
+for each other member. `CountedCalls` writes sums every second, and at the end classes of waiting and run times of
+1 % width. `stoker.manager.study.measures` reads both.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from array import array
+from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from stoker.protocol.calls import CallSpec
 
 
 class Happened(enum.IntEnum):
     """Events of a run, and what `value` is."""
 
     CALL_CAME = 0
-    """Its items."""
+    """Items."""
     CALL_BEGAN = 1
-    """Its items."""
+    """Items."""
     CALL_ENDED = 2
-    """Its items: they are done."""
+    """Items done."""
     CALL_FAILED = 3
-    """Its items."""
+    """Items."""
     LIBRARY_STARTED = 4
-    """Its devices; 0 in old logs, where it has one."""
+    """Devices; 0 in old logs means 1."""
     LIBRARY_READY = 5
     """Seconds from the order to load."""
     LIBRARY_ENDED = 6
@@ -35,55 +46,52 @@ class Happened(enum.IntEnum):
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
     CAPACITY = 12
-    """Blocks that a source may have, from now on; `block` is the source's number."""
+    """Blocks that a source may have from now on; `block` is the source's number."""
     BYTES_SHARED = 13
-    """Bytes that were read from the shared file system."""
+    """Bytes read from the shared file system."""
     BYTES_PEER = 14
-    """Bytes that came from another pilot."""
+    """Bytes from another pilot."""
     CALLS_CAME = 15
-    """Where calls are counted: calls since the row of this kind before. So for those that follow."""
+    """Counted calls since the last row of this kind, as in the next rows."""
     CALLS_BEGAN = 16
     """Calls."""
     CALLS_BACK = 17
     """Calls that ran and wait again."""
     CALLS_ENDED = 18
-    """Their items; `call` is their number."""
+    """Items; `call` is the number of calls."""
     CALLS_FAILED = 19
     """Calls."""
     SECONDS_USED = 20
-    """Device-seconds of calls that ended."""
+    """Device-seconds of ended calls."""
     SECONDS_LOST = 21
-    """Device-seconds of calls that were cut off."""
+    """Device-seconds of stopped calls."""
     WAITED = 22
-    """Seconds that `call` calls waited before they began, in the last rows of a run."""
+    """Seconds that `call` calls waited before they began."""
     TOOK = 23
-    """Seconds from the coming of `call` calls to their end, in the last rows of a run."""
+    """Seconds from arrival to end of `call` calls."""
     CALL_DUE = 24
-    """When its deadline is, in seconds: a row beside that of its coming, for calls that have one."""
+    """Deadline in seconds, next to the row of the arrival."""
     CALL_LEFT = 25
-    """Seconds of its run that were not for nothing: it runs no more, and goes on from a checkpoint, or from its
-    beginning (0)."""
+    """Useful seconds of a run that stopped (0: it starts again)."""
     PART_BEGAN = 26
-    """The rank of another member of the gang that runs it; rank 0 has the rows of a call that runs alone."""
+    """Rank of another member of a gang."""
     PART_ENDED = 27
-    """As above."""
+    """Rank."""
     PART_LEFT = 28
     """As CALL_LEFT."""
     TOKEN_FIRST = 29
-    """A call's time to first token, in seconds. This row and the next two stand beside the end of a call to an engine;
-    one that failed has none."""
+    """Time to first token in seconds, next to the end of a call to an engine, as the next two."""
     TOKEN_MEAN = 30
-    """Its mean time per output token, of those after the first."""
+    """Mean time per output token after the first."""
     TOKEN_GAP = 31
-    """Its longest time from one token to the next."""
+    """Longest time between two tokens."""
     TOKEN_LATE = 32
-    """How late its latest token was, in seconds; 0 or less: it has met its objective. For calls that have one; infinity
-    for one that failed. Where calls are counted, `call` calls of a class."""
+    """Seconds by which the latest token was late (0 or less: in time; infinity: failed). `call`: calls of the
+    class, if counted.
+    """
 
 
 class EventLog:
-    """Rows, in order of time."""
-
     def __init__(self) -> None:
         self.at_s = array("d")
         self.what = array("B")
@@ -97,7 +105,6 @@ class EventLog:
         self, at_s: float, what: Happened, *, call: int = -1, library: int = -1, pilot: int = -1, block: int = -1,
         value: float = 0.0,
     ) -> None:  # fmt: skip
-        """Add a row."""
         self.at_s.append(at_s)
         self.what.append(what)
         self.call.append(call)
@@ -107,12 +114,283 @@ class EventLog:
         self.value.append(value)
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.at_s)
 
     def digest(self) -> str:
-        """The same for two runs in which the same happened."""
         digest = blake2b(digest_size=16)
         for column in (self.at_s, self.what, self.call, self.library, self.pilot, self.block, self.value):
             digest.update(column.tobytes())
         return digest.hexdigest()
+
+
+_ROUNDING_S = 2e-6
+"""Tokens that are late by this much are in time."""
+
+
+class TokenTimes(msgspec.Struct):
+    """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
+
+    The first token is due one time to first token after the arrival, each further one a time per output token
+    later. A call meets its objective if no token is late, so early tokens are a reserve for later ones. A call
+    that runs again delivers only tokens that its program lacks.
+
+    `due_at`: when the first token is due (infinity: no objective); `tpot_s`: seconds between due tokens (0:
+    none). `grace_s`: the load that the call waited for; all tokens may be this much later (§IX-A).
+    """
+
+    came_at: float
+    prompt: int
+    output: int
+    due_at: float = math.inf
+    tpot_s: float = 0.0
+    grace_s: float = 0.0
+    seen: int = 0
+    """Tokens that its program has."""
+    first_at: float = 0.0
+    last_at: float = 0.0
+    worst_gap_s: float = 0.0
+    late_s: float = -math.inf
+    """How late its latest token was; negative: early."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_at - self.came_at
+
+    @property
+    def mean_tpot_s(self) -> float:
+        """Mean time of the tokens after the first; 0 without any."""
+        return (self.last_at - self.first_at) / (self.seen - 1) if self.seen > 1 else 0.0
+
+    @property
+    def has_objective(self) -> bool:
+        return self.due_at < math.inf
+
+    @property
+    def is_met(self) -> bool:
+        """True if all tokens came in time (with `grace_s`)."""
+        return self.seen >= self.output and self.late_s <= self.grace_s + _ROUNDING_S
+
+    def add(self, ends: Sequence[float], *, made: int) -> None:
+        """Add tokens at the times `ends`, from a run that had made `made` before."""
+        new = ends[max(0, self.seen - made) :]
+        if not new:
+            return
+        if self.seen:
+            self.worst_gap_s = max(self.worst_gap_s, new[0] - self.last_at)
+        else:
+            self.first_at = new[0]
+        if len(new) > 1:
+            self.worst_gap_s = max(self.worst_gap_s, max(after - before for before, after in pairwise(new)))
+        if self.due_at < math.inf and (self.tpot_s or not self.seen):
+            due_at, tpot_s = self.due_at + self.seen * self.tpot_s, self.tpot_s
+            due = new if tpot_s else new[:1]
+            self.late_s = max(self.late_s, max(at - number * tpot_s for number, at in enumerate(due)) - due_at)
+        self.seen += len(new)
+        self.last_at = new[-1]
+
+
+EVERY_S = 1.0
+"""Seconds between two rows of counts."""
+
+_CLASSES = 100.0
+"""Classes of times per factor of e."""
+_SHORTEST_S = 1e-6
+_AT_ONCE = 50_000
+
+
+class LibraryPlace(NamedTuple):
+    """A library and its pilot by number, and its device count."""
+
+    library: int
+    pilot: int
+    devices: int
+
+
+class EachCall:
+    """A row for everything that happens to a call. Members of a gang differ by rank; rank 0 stands for the call."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
+        """A program has the call. `due_at`: its deadline, 0 = none."""
+        self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
+        if due_at:
+            self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
+
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
+        what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
+        """It ran to its end after `items` items."""
+        what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+
+    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
+        """It stopped running. `kept_s`: useful seconds of the run."""
+        what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
+
+    def failed(self, at_s: float, call: int, *, items: int) -> None:
+        self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
+
+    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
+        note = self._log.note
+        if ok:
+            note(at_s, Happened.TOKEN_FIRST, call=call, value=times.ttft_s)
+            if times.seen > 1:
+                note(at_s, Happened.TOKEN_MEAN, call=call, value=times.mean_tpot_s)
+                note(at_s, Happened.TOKEN_GAP, call=call, value=times.worst_gap_s)
+        if times.has_objective:
+            note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.grace_s if ok else math.inf)
+
+    def close(self, at_s: float) -> None:
+        """End the log."""
+
+
+class CountedCalls:
+    """Sums, written every second of virtual time, and classes of times at the end. Methods as `EachCall`."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._open: dict[int, float] = {}
+        """When each open call came."""
+        self._fresh: set[int] = set()
+        """Open calls that never began."""
+        self._running: dict[int, float] = {}
+        self._parts: dict[tuple[int, int], float] = {}
+        """Other members of gangs, by call and rank."""
+        self._again: set[int] = set()
+        """Calls that ran to their end more than once."""
+        self._sums = [0.0] * len(Happened)
+        self._ends = 0
+        self._waits, self._takes = _Times(), _Times()
+        self._tokens = {what: _Times() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)}
+        self._objectives = [0, 0]
+        """Missed and met objectives."""
+        self._write_at = 0.0
+        self._first = True
+
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
+        self._open[call] = at_s
+        self._fresh.add(call)
+        self._add(at_s, Happened.CALLS_CAME)
+        if self._first:
+            self._first = False
+            self._write(at_s)
+
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
+        call = spec.call
+        if rank:
+            self._parts[call, rank] = at_s
+            return
+        self._running[call] = at_s
+        if call in self._fresh:
+            self._fresh.discard(call)
+            self._waits.add(at_s - self._open[call])
+        if call in self._open:
+            self._add(at_s, Happened.CALLS_BEGAN)
+
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
+        """It ran to its end; a second end is lost work."""
+        call = spec.call
+        if rank:
+            what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
+            self._add(at_s, what, (at_s - self._parts.pop((call, rank))) * where.devices)
+            return
+        used_s, came_at = (at_s - self._running.pop(call)) * where.devices, self._open.pop(call, None)
+        if came_at is None:
+            self._again.add(call)
+            self._add(at_s, Happened.SECONDS_LOST, used_s)
+            return
+        self._takes.add(at_s - came_at)
+        self._add(at_s, Happened.SECONDS_USED, used_s)
+        self._add(at_s, Happened.CALLS_ENDED, items)
+        self._ends += 1
+
+    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
+        """It waits again, unless its program has its end."""
+        call = spec.call
+        began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)
+        self._add(at_s, Happened.SECONDS_USED, kept_s * where.devices)
+        self._add(at_s, Happened.SECONDS_LOST, (at_s - began_at - kept_s) * where.devices)
+        if not rank and call in self._open:
+            self._add(at_s, Happened.CALLS_BACK)
+
+    def failed(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
+        if self._open.pop(call, None) is None:
+            return
+        if call not in self._running:
+            self._add(at_s, Happened.CALLS_BEGAN)  # it stops waiting
+        self._fresh.discard(call)
+        self._add(at_s, Happened.CALLS_FAILED)
+
+    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
+        if ok:
+            self._tokens[Happened.TOKEN_FIRST].add(times.ttft_s)
+            if times.seen > 1:
+                self._tokens[Happened.TOKEN_MEAN].add(times.mean_tpot_s)
+                self._tokens[Happened.TOKEN_GAP].add(times.worst_gap_s)
+        if times.has_objective:
+            self._objectives[ok and times.is_met] += 1
+
+    def close(self, at_s: float) -> None:
+        self._write(at_s)
+        for call in self._fresh:
+            self._waits.add(at_s - self._open[call])
+        for what, times in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes), *self._tokens.items()):
+            for seconds, count in times.counts():
+                self._log.note(at_s, what, call=count, value=seconds)
+        for count, late_s in zip(self._objectives, (math.inf, 0.0), strict=True):
+            if count:
+                self._log.note(at_s, Happened.TOKEN_LATE, call=count, value=late_s)
+
+    def _add(self, at_s: float, what: Happened, more: float = 1.0) -> None:
+        if at_s >= self._write_at:
+            self._write(at_s)
+        self._sums[what] += more
+
+    def _write(self, at_s: float) -> None:
+        if len(self._log):
+            at_s = max(at_s, self._log.at_s[-1])  # gathered requests are older than the last row
+        for what, value in zip(Happened, self._sums, strict=True):
+            if value:
+                self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
+        self._sums = [0.0] * len(Happened)
+        self._ends = 0
+        self._write_at = at_s + EVERY_S
+
+
+CallsLog = EachCall | CountedCalls
+
+
+def items_of(spec: CallSpec) -> int:
+    return spec.features.items if spec.features is not None else 1
+
+
+class _Times:
+    """Counts of classes of times. Values are sorted into classes many at once."""
+
+    def __init__(self) -> None:
+        self.new: list[float] = []
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        new = self.new
+        new.append(seconds)
+        if len(new) >= _AT_ONCE:
+            self._sort()
+
+    def counts(self) -> list[tuple[float, int]]:
+        self._sort()
+        none = round(math.log(_SHORTEST_S) * _CLASSES)
+        return [
+            (math.exp(number / _CLASSES) if number > none else 0.0, count)
+            for number, count in sorted(self._counts.items())
+        ]
+
+    def _sort(self) -> None:
+        log = math.log
+        self._counts.update([round(log(max(seconds, _SHORTEST_S)) * _CLASSES) for seconds in self.new])
+        self.new.clear()

@@ -1,25 +1,27 @@
-"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`), with a shell in virtual time.
+"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`) in a shell of virtual time.
 
-The shell is to the core what an agent is: it makes processes (`SimLibrary`), has objects brought (`Fetching`), and
-carries what the core says to the manager. Left out: heartbeats (the manager's shell needs them, not its core),
-acknowledgements (frames are not lost here), limits of memory and time, and everything inside a call.
+Left out: heartbeats, acknowledgements (no frame is lost), limits of memory and time, and everything inside a
+call.
+
+Objects move along the paths that the manager plans. Pilots that still fetch an object pass on parts as they come.
+An object is a fluid here, and a giver may have sent more than it has, so a fetch with all bytes completes only
+when one of its givers has the whole object. If a giver is lost before, the bytes that it lacked must come from
+elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Protocol, assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
 from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.device import SimulatedDevice
-from stoker.manager.sim.device_turns import DeviceTurns
-from stoker.manager.sim.fetching import Fetching, Neighbourhood
+from stoker.manager.sim.device import DeviceTurns, SimulatedDevice
+from stoker.manager.sim.flows import Machine, SharedLink, Transfer
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.machine import Machine
-from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
@@ -31,10 +33,12 @@ from stoker.pilot.core.events import (
     FromManager,
     HelloDue,
     LibraryPrepared,
+    ObjectArrived,
     Observation,
     Observed,
     OfferWeighed,
     Pinned,
+    SourceFailed,
     Tick,
     TimerFired,
     UnacknowledgedFacts,
@@ -44,23 +48,178 @@ from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
+
+class _Fetch:
+    """One object in transit, or waiting for a source."""
+
+    def __init__(self, ref: ObjectRef, now: float) -> None:
+        self.ref = ref
+        self.left = float(ref.size_bytes)
+        """Missing bytes when its transfer begins."""
+        self.began_at = now
+        self.transfer: Transfer | None = None
+        self.sources: tuple[SimPilot | None, ...] = ()
+        """Givers in the order of the transfer's paths; None is the origin."""
+        self.moved: dict[SimPilot | None, float] = {}
+        """Bytes from each before the paths last changed."""
+        self.operations_left = False
+        self.bytes_here = False
+
+
+class Fetching:
+    def __init__(self, pilot: SimPilot) -> None:
+        self._pilot = pilot
+        self._fetches: dict[str, _Fetch] = {}
+        self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
+        """Fetches of others that have all bytes from here and wait for the whole object."""
+
+    def expect(self, ref: ObjectRef) -> None:
+        self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
+
+    def stop(self, name: str) -> None:
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None and fetch.transfer is not None:
+            self._pilot.sim.network.stop(fetch.transfer)
+
+    def told(self, order: to_pilot.FetchObject) -> None:
+        fetch = self._fetches.get(order.object.name)
+        if fetch is None or fetch.bytes_here:
+            return
+        sim, machine = self._pilot.sim, self._pilot.machine
+        paths: list[tuple[SharedLink, ...]] = []
+        sources: list[SimPilot | None] = []
+        failed = []
+        for peer in order.peers:
+            other = sim.pilots.get(peer.pilot)
+            if other is None or not other.here:
+                failed.append(peer.pilot)
+                continue
+            paths.append((other.machine.outward, machine.inward))
+            sources.append(other)
+        if order.origin:
+            paths.append((sim.shared.bytes, machine.shared, machine.inward))
+            sources.append(None)
+            self._read_operations(fetch)
+        self._account(fetch)
+        fetch.sources = tuple(sources)
+        if fetch.transfer is None:
+            fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._bytes_came(fetch))
+        else:
+            sim.network.lead(fetch.transfer, paths)
+        if failed:
+            for peer_id in failed:
+                self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
+
+    def _read_operations(self, fetch: _Fetch) -> None:
+        sim = self._pilot.sim
+        count = sim.operations_of.get(fetch.ref.name, 0)
+        if count and not fetch.operations_left:
+            fetch.operations_left = True
+
+            def done() -> None:
+                fetch.operations_left = False
+                self._maybe_here(fetch)
+
+            sim.network.start(count, [(sim.shared.operations,)], done)
+
+    def _account(self, fetch: _Fetch) -> None:
+        if fetch.transfer is not None:
+            for place, size in fetch.transfer.moved.items():
+                source = fetch.sources[place]
+                fetch.moved[source] = fetch.moved.get(source, 0.0) + size
+
+    def _bytes_came(self, fetch: _Fetch) -> None:
+        fetch.bytes_here = True
+        self._account(fetch)
+        fetch.transfer, fetch.left = None, 0.0
+        self._maybe_here(fetch)
+
+    def _maybe_here(self, fetch: _Fetch) -> None:
+        name = fetch.ref.name
+        if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
+            return
+        givers = [source for source in fetch.moved if source is not None]
+        if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
+            for giver in givers:
+                giver.fetching.tell_when_whole(self._pilot, fetch)
+            return
+        del self._fetches[name]
+        pilot, sim = self._pilot, self._pilot.sim
+        machine, now = pilot.machine, sim.agenda.now
+        machine.on_disk[name] = fetch.ref.size_bytes
+        machine.in_memory[name] = None
+        size = fetch.ref.size_bytes
+        origin = min(size, round(fetch.moved.get(None, 0.0)))
+        self._came(origin, size - origin)
+        pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
+        for other, waiting in self._waiting_for_whole.pop(name, ()):
+            other.fetching._maybe_here(waiting)
+
+    def _came(self, origin: float, peers: float) -> None:
+        sim = self._pilot.sim
+        for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
+            if size:
+                sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
+
+    def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
+        self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
+
+    def vanish(self) -> None:
+        """Stop everything; bytes that were given without being here must come from elsewhere."""
+        for fetch in self._fetches.values():
+            if fetch.transfer is not None:
+                self._pilot.sim.network.stop(fetch.transfer)
+                self._account(fetch)
+                fetch.left = fetch.transfer.left
+            origin = round(fetch.moved.get(None, 0.0))
+            self._came(origin, round(sum(fetch.moved.values())) - origin)
+        left = {name: fetch.left for name, fetch in self._fetches.items()}
+        self._fetches.clear()
+        waiting, self._waiting_for_whole = self._waiting_for_whole, {}
+        for name, others in waiting.items():
+            for other, fetch in others:
+                other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
+
+    def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
+        """A giver is gone: fetch the bytes that it lacked again.
+
+        A giver that had all its bytes from incomplete givers counts as having had none.
+        """
+        given = fetch.moved.get(giver, 0.0)
+        missing = min(left, given) or given
+        if not fetch.bytes_here:
+            return
+        fetch.moved[giver] = given - missing
+        fetch.left = missing
+        fetch.bytes_here = False
+        fetch.sources = ()
+
+
 _ANY_BYTES = 1 << 62
-"""Disks and caches of simulated nodes have no bound."""
+"""Disks and caches have no bound."""
 
 
-class PilotSurroundings(Gatherer, Neighbourhood, Protocol):
-    """A simulation that a pilot is part of. `busy_s`, `warm_s`: device-seconds of pilots that are over."""
+class PilotSurroundings(Surroundings, Protocol):
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of pilots that have ended."""
 
     busy_s: float
     warm_s: float
 
+    @property
+    def pilots(self) -> Mapping[PilotId, SimPilot]:
+        """Pilots that have not ended."""
+
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        """Create a pilot of a block that has started."""
+
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """A pilot is over, by itself or with its job."""
+        """A pilot has ended, alone or with its job."""
+
+    def factory_says(self, update: to_manager.BlockUpdate) -> None:
+        """Send an update of the batch system to the manager."""
 
 
 class SimPilot:
-    """One pilot on one simulated node."""
-
     def __init__(self, sim: PilotSurroundings, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
         self.sim = sim
         self.number = number
@@ -81,19 +240,18 @@ class SimPilot:
         self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
-        """Their processes, from the order to start them until the core forgets them."""
+        """Processes from the order to start until the core forgets them."""
         self.fetching = Fetching(self)
         self.here = True
         self.left = False
-        """It has said that it leaves: what it said before is still heard."""
+        """It has said that it leaves; earlier messages still arrive."""
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
-        """What it has said and the manager has not heard yet."""
+        """Messages under way."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
     def join(self) -> None:
-        """Connect to the manager."""
         if not self.here:
             return
         sim = self.sim
@@ -103,17 +261,15 @@ class SimPilot:
         self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
-        """The manager says something."""
         if self.here:
             self.handle(FromManager(message))
 
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # another one where that led to something
+            handled = self._queue.handle(Tick()) - 1  # tick again if it led to something
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -126,7 +282,8 @@ class SimPilot:
             case commands.Prepare(ordered=ordered):
                 self._prepare(ordered)
             case commands.PinObjects(library=number, objects=refs):
-                self._pin(number, refs)
+                here = self.machine.on_disk
+                self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
@@ -148,7 +305,10 @@ class SimPilot:
             case commands.Expect(name=name):
                 self.fetching.expect(self.core.state.wants[name].ref)
             case commands.SetTimer(at=at, key=key):
-                self._set_timer(at, key)
+                if key in self._timers:
+                    cancel(self._timers[key])
+                agenda = self.sim.agenda
+                self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
             case commands.Greet(hello=hello):
                 self._post(hello)
             case commands.Leave():
@@ -163,7 +323,6 @@ class SimPilot:
                 assert_never(command)
 
     def _weighed(self, order: to_pilot.RunCalls) -> OfferWeighed:
-        """What the engines have to do that share devices with the library of an offer."""
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
             return OfferWeighed(order)
@@ -173,14 +332,14 @@ class SimPilot:
                 beside.append(other.batch)
         [spec] = order.calls
         free_at = max(batch.free_at() for batch in beside)
-        model = library.model.engine_on(self.kind)
+        model = library.engine
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Say something to the manager. What is said until the frame arrives goes with it: a shell gathers too."""
+        """Send a message; later ones join it until the frame arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)
@@ -205,16 +364,6 @@ class SimPilot:
         )  # fmt: skip
         self.handle(LibraryPrepared(number, free_disk_bytes=_ANY_BYTES))
 
-    def _pin(self, number: LibraryId, refs: Sequence[ObjectRef]) -> None:
-        here = self.machine.on_disk
-        self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
-
-    def _set_timer(self, at: float, key: str) -> None:
-        agenda = self.sim.agenda
-        if key in self._timers:
-            cancel(self._timers[key])
-        self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
-
     def _fired(self, key: str) -> None:
         self._timers.pop(key, None)
         if self.here:
@@ -231,20 +380,16 @@ class SimPilot:
         self.vanish()
 
     def busy_s(self, now: float) -> float:
-        """Device-seconds until now in which at least one call ran on a device."""
         return sum(device.busy_s(now) for device in self.computes.values())
 
     def warm_s(self, now: float) -> float:
-        """Device-seconds until now in which at least one library had a device, or was loading into it."""
         return sum(device.held_s(now) for device in self.computes.values())
 
     def steps(self) -> list[StepCounts]:
-        """What the engines of its libraries have computed; of those that are over the simulation knows."""
         alive = [library for library in self.libraries.values() if not library.is_over]
         return [library.batch.engine.counts for library in alive if library.batch is not None]
 
     def vanish(self) -> None:
-        """It is over, whatever it was doing."""
         if not self.here:
             return
         self.here = False
@@ -260,5 +405,4 @@ class SimPilot:
 
 
 def object_of(name: str, size_bytes: int) -> ObjectRef:
-    """A set of files as an object that pilots hand on."""
     return ObjectRef(name=name, size_bytes=int(size_bytes), source=f"/shared/{name}")

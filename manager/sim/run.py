@@ -1,8 +1,7 @@
 """One simulated run: the core, the world, and the loop between them.
 
-The loop is the live shell's, without sockets: an event of the world goes to `Core.handle`, and each command that
-comes back becomes an event of the world. The core is strict here: a policy that asks for what cannot be stops the
-run, with what it asked for and the state that it saw.
+The loop is the live shell's without sockets: `Core.handle` gets an event of the world, and its commands become
+events of the world. The core is strict: an impossible plan of a policy stops the run and shows the state.
 """
 
 from __future__ import annotations
@@ -36,14 +35,11 @@ from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
-from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
 from stoker.manager.sim.client import Arrival, SimClient
-from stoker.manager.sim.flows import Network
-from stoker.manager.sim.log import EventLog
-from stoker.manager.sim.machine import SharedFiles
+from stoker.manager.sim.flows import Network, SharedFiles
+from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, TokenTimes, items_of
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.runs import CallRun
-from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol import to_client, to_manager, to_pilot, wire
@@ -53,19 +49,20 @@ from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _TOLD_EVERY = 20_000
-"""Things that happen."""
+"""Events between two progress reports."""
 
 
 class SimulationError(StokerError):
-    """A run that cannot go on: a policy's plan that cannot be carried out, or nothing left that could happen."""
+    """A run that cannot continue: an impossible plan of a policy, or no event left."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
-    ended, or the time at which the run was cut off (`complete` is False then). `busy_s`: device-seconds in which at
-    least one call ran on the device; `warm_s`: in which at least one library had it, from its order to its end (the
-    tier "warm" begins when a library is ready). `engine_steps`: of all engines; `mean_batch`: the requests of those
-    that write, in the mean."""
+    """The result of a run, in seconds.
+
+    `complete`: False if it was cut off. `ended_at`: end of the last call, or the cut. `device_s`: by tier, cold
+    and warm. `busy_s`: device-seconds in which any call ran; `warm_s`: in which any library had the device, from
+    its order (the tier "warm" begins when it is ready). `mean_batch`: mean requests of a writing step.
+    """
 
     complete: bool
     ended_at: float
@@ -83,8 +80,10 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A world, a session's core with its policies, and a log. `seed` decides everything that is left to chance.
-    `counted`: calls are counted and have no story (`stoker.manager.sim.calls_log`)."""
+    """A world, a session's core with its policies, and a log.
+
+    `seed` decides all chance. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
+    """
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
@@ -103,23 +102,23 @@ class Simulation:
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
         self.frame_s = world.delays.frame_s + world.delays.message_s
-        """From what a pilot says until the manager hears it."""
+        """Seconds from a pilot's message to the manager."""
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
-        """The last run of each call whose gang is not complete yet."""
+        """The last run of each call whose gang is incomplete."""
         self.really: dict[CallId, int] = {}
-        """How many items a call turns out to have, where they are fewer than it says. No policy knows."""
+        """Real items of calls that end early; unknown to policies."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Calls to engines that have not ended: how many tokens they write, and when those came. No policy knows."""
+        """Tokens of open calls to engines; unknown to policies."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
-        """Of libraries that are over."""
+        """Of libraries that have ended."""
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
         self.core_events = 0
         self.busy_s = self.warm_s = 0.0
-        """Of pilots that are over."""
+        """Of pilots that have ended."""
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
         self._batch = {
@@ -127,8 +126,10 @@ class Simulation:
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
-        """Let everything happen until the last call has ended, or until a time. `tell` hears the time and the calls
-        that have ended, now and then. Raises SimulationError."""
+        """Run until the last call has ended, or until a time.
+
+        `tell` receives the time and the ended calls now and then. Raises SimulationError.
+        """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
         self.handle(
@@ -147,29 +148,18 @@ class Simulation:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
-        steps = self._all_steps()
+        steps = StepCounts()
+        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
+            steps.add(counts)
         return RunOutcome(
-            complete=self.client.done,
-            ended_at=ended_at,
-            calls=self.client.ended,
-            items=self.client.items_done,
-            failed=self.client.failed,
-            core_events=self.core_events,
-            device_s=device_seconds(state),
-            lost_pilots=state.lost_pilots,
-            rerun_calls=state.rerun_calls,
+            complete=self.client.done, ended_at=ended_at, calls=self.client.ended, items=self.client.items_done,
+            failed=self.client.failed, core_events=self.core_events, device_s=device_seconds(state),
+            lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
             warm_s=self.warm_s + sum(pilot.warm_s(ended_at) for pilot in self.pilots.values()),
             engine_steps=steps.steps,
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
-        )
-
-    def _all_steps(self) -> StepCounts:
-        """What all engines have computed, of libraries that are over and of others."""
-        found = StepCounts()
-        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
-            found.add(counts)
-        return found
+        )  # fmt: skip
 
     def _why(self) -> str:
         open_calls = self.client.submitted - self.client.ended
@@ -180,7 +170,6 @@ class Simulation:
     # ---- between the core and the world
 
     def handle(self, event: Event) -> None:
-        """Give the core an event, and carry out what it answers."""
         self.core_events += 1
         try:
             commands = self.core.handle(event, self.agenda.now)
@@ -203,13 +192,14 @@ class Simulation:
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                agenda.at(max(_not_before(command.at), agenda.now), self._timer, command.key, command.at)
+                # Rounded up: a timer that fires a part of a microsecond early would be set again for ever.
+                at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
+                agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
                 self._advise(command.about.recipe)
             # Everything else is for a shell: files to write.
 
     def _advise(self, recipe: RecipeKey) -> None:
-        """What the steps of a context's engine take has been measured before (`stoker profile`)."""
         by_kind = {
             kind: ContextAdvice(steps=engine.times)
             for kind, engine in self.world.contexts[recipe].engine.items()
@@ -236,17 +226,14 @@ class Simulation:
                 pass
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        """What the batch system did comes to the manager."""
         self.handle(FromClient(_FACTORY, 0, [update]))
 
     # ---- what the world's parts use
 
     def items_of(self, spec: CallSpec) -> int:
-        """How many items a call has."""
         return self.really.get(spec.call) or items_of(spec)
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        """What the steps of a context's engine take on a kind of device."""
         engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
         assert engine is not None
         same = id(engine.times), speed  # models of one size have one table
@@ -255,7 +242,6 @@ class Simulation:
         return self._step_seconds[same]
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """A pilot of a block that has started."""
         number = self._made_pilots
         self._made_pilots += 1
         pilot = SimPilot(self, source, block=block, number=number, ends_at=ends_at)
@@ -263,20 +249,12 @@ class Simulation:
         return pilot
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """A pilot is over, by itself or with its job."""
         self.pilots.pop(pilot.id, None)
         for batch in self._batch.values():
             batch.pilot_left(pilot)
 
 
-def _not_before(at: float) -> float:
-    """The next whole microsecond: a timer that came a part of one early would find that it is not due, and be set again
-    for the same moment, for ever."""
-    return math.ceil(at * 1e6) / 1e6
-
-
 def _picture(core: Core) -> str:
-    """What there is, for whoever reads what went wrong."""
     state = core.state
     lines = [f"{len(state.calls)} calls open, {len(state.pilots)} pilots, {len(state.libraries)} libraries"]
     for pilot in list(state.pilots.values())[:20]:

@@ -1,78 +1,178 @@
-"""A simulated run of a call: on one library, or on a gang of them that begins together, goes on in step and ends
-together.
+"""Simulated runs of calls, on one library or on a gang that begins, proceeds and ends together.
 
-A member whose turn has come waits in its slot for the others. From then on all of them are one piece of work on all
-their devices (`stoker.manager.sim.device`), as long as `stoker.manager.sim.duration` says. When one is lost, the others
-stand still until the manager tells them to stop. Left out: that they notice it by themselves, often sooner.
+    T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
+
+The head is `fixed_s` and the context's time for each call; e is the share of a linear speedup that each doubling
+keeps (`ContextModel.gang_efficiency`). Prompt tuning scales so (PromptTuner, §2.2). All members take as long as the
+slowest. A checkpoint holds the done share of the head and the items; the call resumes on a gang of any size.
+
+A member whose turn has come waits in its slot for the others; then all are one piece of work on all their devices
+(`stoker.manager.sim.device`). When one is lost, the others stop until the manager tells them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.calls_log import LibraryPlace, items_of
+from stoker.chance import Stream
+from stoker.contexts.step_times import StepSeconds
+from stoker.manager.core.events import Event
+from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
-from stoker.manager.sim.duration import RunCourse, WorkDone, course, done_of
-from stoker.manager.sim.engine_model import TICK_S
-from stoker.manager.sim.surroundings import Surroundings
-from stoker.manager.sim.world import ContextModel
+from stoker.manager.sim.flows import Network, SharedFiles
+from stoker.manager.sim.log import CallsLog, EventLog, LibraryPlace, TokenTimes, items_of
+from stoker.manager.sim.virtual_engine import StepCounts
+from stoker.manager.sim.world import TICK_S, ContextModel, World
+from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId
-from stoker.protocol.to_agent import Reports
+from stoker.protocol.ids import CallId, LibraryId
 
 
-class Gatherer(Surroundings, Protocol):
-    """A simulation with the gangs that are not complete yet. `gathering`: the last run of each such call."""
+class Surroundings(Protocol):
+    """A simulation, as its parts see it. Times in seconds; see `run.Simulation`."""
 
+    session: str
+    world: World
+    agenda: Agenda
+    network: Network
+    shared: SharedFiles
+    log: EventLog
+    calls_log: CallsLog
+    operations_of: dict[str, int]
+    chance_of_calls: Stream
+    chance_of_loads: Stream
+    frame_s: float
+    client_gathers_s: float
+    progress_s: float
+    really: dict[CallId, int]
+    tokens: dict[CallId, TokenTimes]
+    honours: frozenset[str]
+    engine_steps: StepCounts
     gathering: dict[CallId, CallRun]
 
+    def handle(self, event: Event) -> None:
+        """Give the manager an event."""
 
-class RunHost(Protocol):
-    """The pilot of a library that runs calls."""
+    def items_of(self, spec: CallSpec) -> int:
+        """Return the real items of a call."""
 
-    @property
-    def sim(self) -> Gatherer:
-        """The simulation that it is part of."""
+    def step_seconds(self, context: str, kind: str) -> StepSeconds:
+        """Return the step times of a context's engine on a kind of device."""
 
 
-class RunMember(Protocol):
-    """A library that takes part in a run of a call."""
+def speedup(size: int, *, efficiency: float) -> float:
+    """Return how many times faster items are done on a gang of `size`."""
+    return size * efficiency ** math.log2(size) if size > 1 else 1.0
 
+
+def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
+    return max(speedup(size, efficiency=efficiency) for size in gang)
+
+
+class WorkDone(NamedTuple):
+    """The done part of a call: the share of its head, and items."""
+
+    head: float = 0.0
+    items: float = 0.0
+
+    def written(self) -> bytes:
+        return f"{self.head!r} {self.items!r}".encode()
+
+
+NOTHING = WorkDone()
+
+
+def done_of(spec: CallSpec) -> WorkDone:
+    return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
+
+
+class RunCourse(msgspec.Struct, frozen=True, gc=False):
+    """The course of a run, in seconds at full speed.
+
+    `before`: done before it; `meet_s`: until the members have met; `first_s`: until the next item begins;
+    `whole_s`: until all `items` are done.
+    """
+
+    before: WorkDone
+    items: int
+    meet_s: float
+    first_s: float
+    whole_s: float
+
+    def after(self, seconds: float) -> WorkDone:
+        if seconds < self.first_s:
+            head = max(0.0, seconds - self.meet_s) / (self.first_s - self.meet_s) if self.first_s > self.meet_s else 1.0
+            return WorkDone(self.before.head + (1.0 - self.before.head) * head, self.before.items)
+        items_s = self.whole_s - self.first_s
+        share = min(1.0, (seconds - self.first_s) / items_s) if items_s else 1.0
+        return WorkDone(1.0, self.before.items + (self.items - self.before.items) * share)
+
+
+def course(
+    model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
+) -> RunCourse:
+    """Return the course of a run on a gang of `size`.
+
+    `call_s`, `item_s`: of the slowest member; `items`: the real ones; `factor`: this call's time over the mean.
+    """
+    before = done_of(spec)
+    before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
+    meet_s = float(model.gang_s) if size > 1 else 0.0
+    first_s = meet_s + (1.0 - before.head) * (factor * call_s + before_s)
+    left = max(0.0, items - before.items)
+    items_s = factor * left * item_s / speedup(size, efficiency=model.gang_efficiency)
+    return RunCourse(before, items, meet_s, first_s, first_s + items_s)
+
+
+def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
+    """Return the least seconds of a call on the best gang size, from its times on one library."""
+    together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
+    return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
+
+
+class RunningLibrary(Protocol):
+    """The process of a library that runs calls. `compute`: starts work on its devices."""
+
+    sim: Surroundings
+    number: LibraryId
     model: ContextModel
     call_s: float
     item_s: float
     devices: tuple[SimulatedDevice, ...]
+    compute: Callable[..., RunningWork]
     part: float
     where: LibraryPlace
+    ordered_at: float
+    ready_at: float
+    is_over: bool
 
-    @property
-    def pilot(self) -> RunHost:
-        """The pilot that it is on."""
+    def say(self, message: to_agent.ToAgent) -> None:
+        """Send the pilot a message."""
 
     def warm_up(self, items: int) -> int:
-        """It begins so many items; returns how many of them take longer."""
+        """Count `items` as begun. Return how many take longer because the process is fresh."""
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """A call has ended, or its part of it."""
+        """Report the end of a call, or of its part of one, and start the next."""
 
-    def report(self, reports: Reports) -> None:
-        """A running call says how far it is."""
+    def served(self, call: CallId) -> None:
+        """End a call whose last token the engine has written."""
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
-    """A run on one library that says nothing until it ends, as nearly all are: it must cost little to make."""
+    """A run on one library without progress reports: the common case, which must be cheap."""
 
     spec: CallSpec
     work: RunningWork
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
-        """It goes no further. Gives back how far the call was; `keep`: that is kept."""
-        sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
+        """Stop. Return the progress; `keep`: it is kept."""
+        sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
         ran_s = sim.agenda.now - self.work.began_at
@@ -82,11 +182,10 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
 
 
 _ROUNDING_S = 1e-6
-"""So much before its first item a call is at it."""
 
 
 class CallRun:
-    """One run of a call, from its order until the last of its members has left it."""
+    """One run of a call, from its order until its last member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -96,24 +195,24 @@ class CallRun:
     work: RunningWork
     _course: RunCourse
 
-    def __init__(self, sim: Gatherer, spec: CallSpec, *, size: int) -> None:
+    def __init__(self, sim: Surroundings, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
         self.spec = spec
         self.ordered_at = sim.agenda.now
         self._size = size
-        self.members: dict[int, RunMember] = {}
+        self.members: dict[int, RunningLibrary] = {}
         """By rank."""
         self.begun = False
         self.over = False
-        """It goes no further: it has ended, or somebody has left it."""
+        """It has ended, or a member has left."""
         self._began_at = self._kept_at = 0.0
         self._done = done_of(spec)
-        """How far it was when that was asked last."""
+        """Progress at the last report."""
         self._next: Entry | None = None
-        """When it says again how far it is."""
+        """The next progress report."""
 
-    def join(self, library: RunMember, *, rank: int) -> None:
-        """A member's turn has come. With the last of them it begins; when one has left before, it never does."""
+    def join(self, library: RunningLibrary, *, rank: int) -> None:
+        """A member's turn has come. The run begins with the last one, or never if one has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -133,21 +232,20 @@ class CallRun:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
 
     def _planned(self) -> RunCourse:
-        """How it goes. The coldest of its members is the slowest."""
         sim, spec, members = self._sim, self.spec, tuple(self.members.values())
         plan = planned(sim, spec, members)
         cold = max([member.warm_up(sim.items_of(spec)) for member in members])
         return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
-        """Rank 0 says how far the call is; it could go on from there. The first word is not said before it begins its
-        first item: what was before is no part of its pace."""
         reached_s = self.members[0].devices[0].reached(self.work)
         if reached_s < self._course.first_s - TICK_S:
             self._next = self._sim.agenda.after(self._course.first_s - reached_s, self._tell)
             return
         self._done = self._course.after(reached_s)
         self._say()
+        if self.over:  # its pilot ended it in answer
+            return
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
 
@@ -164,8 +262,8 @@ class CallRun:
             sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
             member.ended(spec.call, ran_s=ran_s)
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
-        """A member goes, and nobody goes any further. Gives back how far the call was then; `keep`: that is kept."""
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
+        """A member leaves and the run stops. Return the progress; `keep`: it is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -189,27 +287,28 @@ class CallRun:
             cancel(self._next)
 
     def _forget(self) -> None:
-        """Nobody joins it any more who does not know it."""
         gathering = self._sim.gathering
         if gathering.get(self.spec.call) is self:
             del gathering[self.spec.call]
 
     def _say(self) -> None:
         first = self.members[0]
-        first.report(Reports([_report(self.spec, self._done)]))
+        first.say(to_agent.Reports([_report(self.spec, self._done)]))
 
 
-def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
-    """The run of a gang that a library is told to take part in just now. All members are told at one moment; those of
-    an earlier run of the same call, which lost a member, may not have heard yet that it is over."""
+def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
+    """Return the run that a library is to join now.
+
+    All members get the order at one moment; members of an earlier run may not know yet that it is over.
+    """
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)
     return run
 
 
-def planned(sim: Gatherer, spec: CallSpec, members: Sequence[RunMember]) -> RunCourse:
-    """How a run on these libraries goes, if they are warm."""
+def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunCourse:
+    """Return the course of a run on these libraries if they are warm."""
     model = members[0].model
     return course(
         model, spec, call_s=max([member.call_s for member in members]),

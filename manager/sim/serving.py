@@ -1,109 +1,73 @@
-"""The calls that a simulated library's engine serves: they join one batch, and its steps take turns on the devices.
+"""The batch of a simulated library's engine, whose steps take turns on the devices.
 
-What a library's process does else, it does as any other (`stoker.manager.sim.library`): it loads, is given calls and
-gives them back, and dies. A call joins the batch when it has a slot, and leaves it with its last token, when it is
-evicted, or with its library; then it runs again from its prompt on, wherever that is.
+A call joins the batch with its slot and leaves with its last token, by eviction, or with its library; then it
+runs again from its prompt. Everything else is in `stoker.manager.sim.library`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.calls_log import LibraryPlace
-from stoker.manager.sim.device import RunningWork, SimulatedDevice
-from stoker.manager.sim.device_turns import DeviceTurns
-from stoker.manager.sim.engine_model import TICK_S, EngineModel
-from stoker.manager.sim.runs import RunHost, RunMember
-from stoker.manager.sim.surroundings import Surroundings
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.device import DeviceTurns, RunningWork
+from stoker.manager.sim.log import TokenTimes
+from stoker.manager.sim.runs import RunningLibrary, Surroundings
 from stoker.manager.sim.virtual_engine import VirtualEngine
+from stoker.manager.sim.world import TICK_S, EngineModel
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.ids import CallId, DeviceId
 
 _REPORT_S = 10.0
-"""How often a library says how full its batch is, as `stoker.pilot.library.connection` does."""
+"""Seconds between two reports of the load, as in `stoker.pilot.library.connection`."""
 
 
 class EngineRun(msgspec.Struct, frozen=True, gc=False):
-    """A call in the batch of a library's engine, since `began_at`."""
+    """A call in a batch since `began_at`."""
 
     spec: CallSpec
     batch: ServedBatch
     began_at: float
 
-    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
-        """It goes no further, and nothing is kept but what its program has. Gives back that it is at its beginning."""
+    def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:  # noqa: ARG002 (as other runs)
         self.batch.remove(self.spec.call)
-        sim = library.pilot.sim
+        sim = library.sim
         sim.calls_log.stopped(sim.agenda.now, self.spec, library.where, rank=0, kept_s=0.0)
         return CallProgress(self.spec.call, total=1.0)
 
 
-class EngineHost(Protocol):
-    """A library that has an engine. `compute`: runs something on its devices."""
-
-    number: LibraryId
-    ordered_at: float
-    ready_at: float
-    devices: tuple[SimulatedDevice, ...]
-    where: LibraryPlace
-    compute: Callable[..., RunningWork]
-
-    @property
-    def pilot(self) -> RunHost:
-        """The pilot that it is on."""
-
-    @property
-    def is_over(self) -> bool:
-        """True if its process has ended."""
-
-    def say(self, message: to_agent.ToAgent) -> None:
-        """Say something to the pilot."""
-
-    def served(self, call: CallId) -> None:
-        """The engine has written a call's last token."""
-
-
 class ServedBatch:
-    """The engine of one library, and what it computes."""
-
     def __init__(
-        self, library: EngineHost, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
+        self, library: RunningLibrary, engine: VirtualEngine, turns: DeviceTurns, *, device_ids: tuple[DeviceId, ...]
     ) -> None:
         self.engine = engine
         self.number = library.number
         self.device_ids = device_ids
         self._library = library
         self._turns = turns
-        self._sim: Surroundings = library.pilot.sim
+        self._sim: Surroundings = library.sim
         self._work: RunningWork | None = None
         self._reports = False
-        """It is going to say how full its batch is."""
+        """A report of the batch's load is scheduled."""
         self._paused_until = 0.0
-        """It takes no turn before: its cache is being resized."""
+        """No turn before this time."""
         self._ended_at = 0.0
-        """When its last step ended: not rounded, as the agenda's times are."""
+        """Unrounded end of its last step."""
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if nobody waits."""
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
-        """What a call asks of the engine, should it join now."""
+        """Return what a call asks of the engine if it joins now."""
         times = self._sim.tokens[spec.call]
         self._grant(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
-        """What the library has to hold of each device for a call beside those that it serves."""
         features = spec.features
         tokens = self.engine.batch.peak_tokens(
             prompt=self._sim.tokens[spec.call].prompt, output=features.expected_output if features is not None else 0
@@ -111,15 +75,15 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """What the engine has to do. One whose library is loading will have a request at least. `pause_s`: its cache
-        would be resized first, for so long."""
+        """Return what the engine has to do. A loading one will have a request. `pause_s`: seconds of a resize before
+        it.
+        """
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
         return found if self._library.ready_at < math.inf else replace(found, rows=1, length=1.0)
 
     def free_at(self) -> float:
-        """When the step that is computed now ends; now if none is."""
         return self.engine.free_at(self._sim.agenda.now)
 
     def _grant(self, times: TokenTimes) -> None:
@@ -129,7 +93,6 @@ class ServedBatch:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
 
     def begin(self, spec: CallSpec) -> EngineRun | str:
-        """A call joins the batch. Returns its run, or why the engine can never serve it."""
         now = self._sim.agenda.now
         times = self._sim.tokens[spec.call]
         why = self.engine.why_not(times)
@@ -146,15 +109,14 @@ class ServedBatch:
         return EngineRun(spec, self, now)
 
     def remove(self, call: CallId) -> None:
-        """A call leaves the batch; the step that is under way goes on without it. No-op if absent."""
+        """Remove a call; the current step continues without it. No-op if absent."""
         self.engine.remove(call, now=self._sim.agenda.now)
         self._reschedule()
         if not len(self.engine) and self._work is None:
             self._turns.leave(self)
 
     def pause(self, seconds: float) -> None:
-        """The engine takes no turn for so long, behind the step that it computes now: its cache is allocated anew and
-        copied."""
+        """Take no turn for `seconds` after the current step: the cache is resized."""
         agenda = self._sim.agenda
         self.interrupt()
         self._paused_until = agenda.now + seconds
@@ -162,19 +124,17 @@ class ServedBatch:
             self._turns.leave(self)
 
     def resume(self) -> None:
-        """Its cache has been resized."""
         self._paused_until = 0.0
         if len(self.engine) and self._work is None and not self._library.is_over:
             self._turns.ask(self)
 
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
-        """The library's reservation has changed, and the cache with it; False if an open request would not fit."""
+        """Apply a new reservation to the cache; False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
         self._reschedule()
         return not why
 
     def vanish(self) -> None:
-        """Its process is over, with whatever it computes."""
         if self._work is not None:
             self._library.devices[0].stop(self._work)
             self._end_work()
@@ -183,7 +143,6 @@ class ServedBatch:
         self._turns.leave(self)
 
     def _report(self) -> None:
-        """Say how full the batch is, as a library of a session does while calls run."""
         library = self._library
         self._reports = not library.is_over and len(self.engine) > 0
         if self._reports:
@@ -193,7 +152,6 @@ class ServedBatch:
     # ---- turns
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Compute the next step (`device_turns.TurnTaker`)."""
         now, devices = self._sim.agenda.now, self._library.devices
         at = self._ended_at if abs(self._ended_at - now) <= TICK_S else now
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):
@@ -207,12 +165,11 @@ class ServedBatch:
         return True
 
     def interrupt(self) -> None:
-        """The step that is computed now is the last of this turn (`device_turns.TurnTaker`)."""
+        """End the turn after the current step (`device.TurnTaker`)."""
         if self.engine.interrupt(self._sim.agenda.now):
             self._reschedule()
 
     def _reschedule(self) -> None:
-        """What is under way ends earlier than it was to, if fewer steps belong to it."""
         work = self._work
         if work is not None and self.engine.ends_at < work.began_at + work.seconds - TICK_S:
             self._library.devices[0].shorten(work, max(0.0, self.engine.ends_at - work.began_at))
@@ -223,7 +180,7 @@ class ServedBatch:
         library.devices[0].done(self._work)
         self._end_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
-        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now  # later where calls of others ran beside it
+        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now  # later if other calls ran on the device
         for call in self.engine.end(self._ended_at):
             if not library.is_over:
                 library.served(CallId(call))

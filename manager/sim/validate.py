@@ -1,7 +1,4 @@
-"""What must hold of the plan of transfers after every event; `validate` calls it.
-
-What must hold after every event. Tests call it all the time; it is slow and never runs in production.
-"""
+"""Invariants of the core's state after every event. Tests call `validate`; it is too slow for production."""
 
 from __future__ import annotations
 
@@ -14,11 +11,8 @@ from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
 from stoker.protocol.ids import BlockId
 
-# ---- validate objects
-
 
 def broken_transfers(transfers: Transfers) -> Iterator[str]:
-    """What does not hold, in words."""
     if transfers.unsettled or transfers.freed or transfers.changed:
         yield "an event ended with transfers that were not planned"
     for peer in transfers.peers.values():
@@ -38,7 +32,7 @@ def _peer(transfers: Transfers, peer: Peer) -> Iterator[str]:
         yield f"{peer.id} serves and has no address"
     relayed = [name for (name, _), _ in peer.serves.items() if not _sure(peer, transfers.objects[name])]
     if len(relayed) > transfers.limits.serves - 1:
-        yield f"{peer.id} gives its last place to what it does not have"
+        yield f"{peer.id} gives its last place to an object that it lacks"
     for (name, id), fetch in peer.serves.items():
         if fetch.sources.get(peer.id) is not peer or (fetch.object.ref.name, fetch.peer.id) != (name, id):
             yield f"{peer.id} serves {name} to {id}, which does not know it"
@@ -55,13 +49,13 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if set(object.holders) & set(object.fetches):
         yield f"{name} is fetched by pilots that have it"
     if {id for id, peer in object.holders.items() if peer.serving} != set(object.whole):
-        yield f"{name}: who serves it is wrong"
+        yield f"{name}: its list of servers is wrong"
     if not set(object.open) <= set(object.whole):
-        yield f"{name}: who has a place free is wrong"
+        yield f"{name}: its list of free servers is wrong"
     if len(object.alone) > transfers.limits.readers:
         yield f"{name} is read by {len(object.alone)} pilots for themselves"
     if object.stranded and len(object.alone) < transfers.limits.readers:
-        yield f"{name}: pilots wait for its origin and nobody reads it"
+        yield f"{name}: pilots wait for its origin and no pilot reads it"
     by_way = {way: {x.peer.id for x in object.fetches.values() if x.way is way} for way in Way}
     queues = {Way.WAITING: object.waiting, Way.STRANDED: object.stranded, Way.ALONE: object.alone}
     for way, queue in queues.items():
@@ -72,7 +66,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
-    if len(set(brings)) < len(brings):  # there is no exception: one that is told to find it there follows, too
+    if len(set(brings)) < len(brings):  # a pilot that finds it in its cache follows, too
         yield f"{name}: several pilots of one cache bring it there"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):
@@ -80,7 +74,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     finds = any(fetch.way is Way.FOLLOWING and fetch.leader is None for fetch in object.fetches.values())
     sure = object.whole or object.reader or object.alone or finds
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
-        yield f"{name}: pilots wait for it, and nobody has it, reads it, or is told to find it in its cache"
+        yield f"{name}: pilots wait for it, and no pilot has it, reads it, or finds it in its cache"
     if (name in transfers.needy) != bool(object.waiting or object.hungry or object.stranded):
         yield f"{name}: needy is wrong"
 
@@ -115,12 +109,11 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
 
 
 def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
-    """Somebody will be a sure source and has not failed it, and nobody is who has a place free."""
     object = fetch.object
     earlier = {x.peer.id for x in object.fetches.values() if x.number < fetch.number and x.peer.serving}
     reader = {object.reader.peer.id: object.reader.peer} if object.reader is not None else {}
     if not (object.whole.keys() | reader.keys() | earlier) - fetch.failed.keys():
-        yield f"{what}: waits, and nobody is left who could serve it"
+        yield f"{what}: waits, and no pilot is left that could serve it"
     sources = [peer for peer in (*object.whole.values(), *reader.values()) if fetch.may_come_from(peer)]
     staying = [peer for peer in sources if not peer.draining]
     free = [peer.id for peer in staying or sources if transfers.has_room(peer, object)]
@@ -128,11 +121,7 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
         yield f"{what}: waits, although {free} could serve it"
 
 
-# ---- validate
-
-
 def validate(state: State) -> None:
-    """Raise AssertionError, naming what is broken."""
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())
@@ -186,7 +175,7 @@ def _call(state: State, call: Call) -> None:
         members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
         ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
         expected = [x for x in members if x is not None and x.id not in ended]
-        _hold(bool(expected), f"call {call.id} is held by nobody")
+        _hold(bool(expected), f"call {call.id} is held by no library")
         _hold(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is held by others than it thinks")
     else:
         _hold(False, f"call {call.id} has ended and is still open")

@@ -1,13 +1,9 @@
-"""An engine in virtual time: the batch that a real one runs, a step after the other, and what each step takes.
+"""An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times
+(`stoker.contexts.step_times`).
 
-The rules are the engine's own (`stoker.contexts.batching`), the seconds come from a table that was measured
-(`stoker.contexts.step_times`). Its caller says when a step may begin and hears when that is over: a device that several
-engines share gives each of them a step at a time.
-
-Most steps are like the one before: the same requests write one more token each. Such steps are decided once, as a
-*burst* (`RunningBatch.repeats`), and an engine that has its devices for itself computes a burst as one piece of work.
-When a request comes or leaves, or somebody else wants the device, the burst is cut off behind the step in which that
-happens. The steps and their times are those that would have been, had each been decided by itself.
+Most steps repeat: the same requests write one more token each. This *burst* is decided once, and an engine with
+its devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants
+the device, the burst is cut after the current step. Steps and times equal those decided one by one.
 """
 
 from __future__ import annotations
@@ -21,17 +17,17 @@ import msgspec
 from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSeconds, attended
-from stoker.manager.sim.engine_model import TICK_S
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.log import TokenTimes
+from stoker.manager.sim.world import TICK_S
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
-"""Steps that are decided at a time, at the most."""
+"""The most steps decided at a time."""
 
 
 class StepCounts(msgspec.Struct):
-    """What engines have computed (`EngineLoad` says what each is)."""
+    """Counts of computed steps (see `EngineLoad`)."""
 
     steps: int = 0
     decode_steps: int = 0
@@ -43,7 +39,6 @@ class StepCounts(msgspec.Struct):
     evictions: int = 0
 
     def add(self, other: StepCounts) -> None:
-        """Count what another engine has computed as well."""
         most = max(self.most_running, other.most_running)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -51,53 +46,47 @@ class StepCounts(msgspec.Struct):
 
 
 class VirtualEngine:
-    """One engine with one model. `most_output`: tokens that a request may write at the most, which is what an engine
-    knows beforehand (0: it knows how many it will write)."""
+    """One engine with one model. `most_output`: the most tokens of a request (0: the engine knows its output)."""
 
     def __init__(self, seconds: StepSeconds, limits: BatchLimits, *, most_output: int = 0) -> None:
         self.batch = RunningBatch(limits)
         self.counts = StepCounts()
         self._began_at = 0.0
-        """When that which is under way began."""
         self._seconds = seconds
         self._most_output = most_output
         self._times: dict[int, TokenTimes] = {}
-        """What each request's program sees, by its number."""
+        """Tokens of each request, by its number."""
         self._is_full = False
-        """Requests wait that found no room when the step was decided."""
+        """Waiting requests found no room at the last decision."""
         self._step: Step | None = None
-        """What is computed now, or was last and will be next."""
+        """The current step, or the last and next one."""
         self._takes: list[float] = []
-        """Seconds of the steps of this burst that have not begun."""
+        """Seconds of the burst's steps that have not begun."""
         self._ahead: list[float] = []
-        """When the steps end that have begun; several if nothing else can happen meanwhile."""
+        """Ends of the steps that have begun."""
         self._behind: list[float] = []
-        """When the steps of this burst have ended, as far as the batch does not know of them."""
+        """Ends of steps that the batch does not know of yet."""
         self._dues: list[tuple[float, float]] = []
-        """When the next token of those in the batch is due as this burst begins, and how much later the following."""
+        """Per request at burst start: next-token due time, interval after it."""
 
     def __len__(self) -> int:
-        """How many requests it has."""
         return len(self.batch)
 
     @property
     def is_computing(self) -> bool:
-        """True while a step is under way."""
         return bool(self._ahead)
 
     @property
     def is_leaping(self) -> bool:
-        """True while several steps are under way as one piece of work."""
         return len(self._ahead) > 1
 
     @property
     def ends_at(self) -> float:
-        """When that which is under way ends."""
         return self._ahead[-1]
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if none is. The headroom of the engine is the time until then."""
+        """When its most urgent token is due; infinity if none is. The headroom is the time until then."""
         if self._step is None:
             return self.batch.due_at
         done, waiting = len(self._behind), self.batch.waiting
@@ -110,18 +99,16 @@ class VirtualEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """How full its batch is, and was."""
         running, waiting = len(self.batch.running), len(self.batch.waiting)
         return EngineLoad(running, waiting, **msgspec.structs.asdict(self.counts), rows=self.batch.limits.rows)
 
     def free_at(self, now: float) -> float:
-        """When the step that is computed now ends; `now` if none is."""
+        """Return when the current step ends; `now` if none runs."""
         at = bisect_left(self._ahead, now)
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """What it has to do, as a shadow validation sees it (`stoker.pilot.core.turns`). `ready_at`: it
-        takes no step before."""
+        """Return what it has to do for a shadow validation (`stoker.pilot.core.turns`). `ready_at`: no step before."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
@@ -147,22 +134,24 @@ class VirtualEngine:
         return EngineOutlook(library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at)
 
     def why_not(self, times: TokenTimes) -> str:
-        """Why it can never serve such a request; empty if it can."""
+        """Return why it can never serve such a request; empty if it can."""
         return self.batch.why_not(prompt=times.prompt, most=times.output)
 
     # ---- requests
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
-        """A request has come. It joins after the step that is under way. Raises ValueError if it never can be."""
+        """Add a request after the current step. Raises ValueError if it never fits."""
         self._decide_anew(now)
-        most = max(times.output, min(self._most_output, self._room_for(times)))
+        longest = self.batch.limits.longest_row()
+        room = longest - times.prompt if longest else self._most_output
+        most = max(times.output, min(self._most_output, room))
         self.batch.add(
             number, prompt=times.prompt, most=most, due_at=times.due_at + times.grace_s, tpot_s=times.tpot_s
         )  # fmt: skip
         self._times[number] = times
 
     def remove(self, number: int, *, now: float) -> None:
-        """A request leaves, wherever it is; the step that is under way goes on without it. No-op if absent."""
+        """Remove a request; the current step continues without it. No-op if absent."""
         if number not in self._times:
             return
         self._decide_anew(now)
@@ -172,7 +161,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Keep within other limits, after the step that is under way. Returns why it cannot; empty if it does."""
+        """Apply other limits after the current step. Return why not; empty if done."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
@@ -182,16 +171,10 @@ class VirtualEngine:
         self._decide_anew(now)
         return ""
 
-    def _room_for(self, times: TokenTimes) -> int:
-        """Tokens that a request may write at the most so that a row for it fits."""
-        longest = self.batch.limits.longest_row()
-        return longest - times.prompt if longest else self._most_output
-
     # ---- steps
 
     def begin(self, at: float, *, leap: bool = False) -> bool:
-        """Compute the next step from a time on; False if there is nothing to compute. `leap`: all steps of the burst,
-        for as long as nothing interrupts."""
+        """Compute the next step from `at`; `leap`: the whole burst. False if there is nothing to compute."""
         if not self._takes and not self._decide():
             return False
         self._began_at, count = at, len(self._takes) if leap else 1
@@ -202,8 +185,7 @@ class VirtualEngine:
         return True
 
     def interrupt(self, now: float) -> bool:
-        """Of the steps that are under way, only the one that is computed now goes on; those behind it are begun again.
-        True if that makes it end earlier."""
+        """Cut the burst after the current step; True if the work now ends earlier."""
         ahead = self._ahead
         if len(ahead) < 2:
             return False
@@ -214,7 +196,7 @@ class VirtualEngine:
         return bool(self._takes)
 
     def end(self, at: float) -> list[int]:
-        """What was under way has ended, now. Returns the requests that have written their last token; they are gone."""
+        """End the current work. Return requests that wrote their last token; they are removed."""
         self._ahead[-1] = at
         self.counts.busy_s += at - self._began_at
         self._behind += self._ahead
@@ -222,7 +204,7 @@ class VirtualEngine:
         return [] if self._takes else self._settle()
 
     def halt(self, now: float) -> None:
-        """It computes no further. What had ended by now counts; the step that is under way is lost."""
+        """Stop. Steps that ended by now count; the current one is lost."""
         self._decide_anew(now)
         self._ahead.clear()
         self._step = None
@@ -236,7 +218,14 @@ class VirtualEngine:
         counts.evictions += len(step.evicted)
         counts.most_running = max(counts.most_running, len(running))
         states = [running[number] for number in step.requests]
-        self._takes = self._seconds_of(step, states, count=self._burst(step, states))
+        if step.prefill:
+            length = attended(list(zip(step.starts, step.tokens, strict=True)))
+            self._takes = [self._seconds.prefill_s(sum(step.tokens), length)]
+        else:
+            count = min(self.batch.repeats(step), _LONGEST_BURST)
+            if count > 1:  # until a request ends
+                count = min(count, min(self._times[state.id].output - state.made for state in states))
+            self._takes = self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
         dues: dict[float, float] = {}
         for request in running.values():
             due_at = request.due_at
@@ -245,27 +234,13 @@ class VirtualEngine:
         self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
         return True
 
-    def _burst(self, step: Step, states: list[BatchedRequest]) -> int:
-        """How many steps like this one follow each other until a request ends or the batch has to be looked at."""
-        most = min(self.batch.repeats(step), _LONGEST_BURST)
-        return most if most == 1 else min(most, min(self._times[state.id].output - state.made for state in states))
-
-    def _seconds_of(self, step: Step, states: list[BatchedRequest], *, count: int) -> list[float]:
-        if not step.prefill:
-            return self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
-        length = attended(list(zip(step.starts, step.tokens, strict=True)))
-        return [self._seconds.prefill_s(sum(step.tokens), length)]
-
     def _decide_anew(self, now: float) -> None:
-        """Something has changed: what follows the step that is computed now is to be decided behind it."""
         self.interrupt(now)
         self._takes.clear()
         self._is_full = False
         self._settle()
 
     def _settle(self) -> list[int]:
-        """Tell the batch which steps of the burst have ended, and the programs when their tokens came. Returns the
-        requests that have ended with them."""
         step, ends, ended = self._step, self._behind, list[int]()
         if step is not None and ends:
             count = len(ends)
@@ -297,5 +272,4 @@ class VirtualEngine:
 
 
 def _unread(request: BatchedRequest) -> UnreadPrompt:
-    """A request whose prompt, and what it has written before, is to be read."""
     return UnreadPrompt(request.unread, request.due_at, request.tpot_s)

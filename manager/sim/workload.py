@@ -1,21 +1,15 @@
-"""Which calls come, and when: the shapes of load that can be made up, and what a scenario says of a recorded one.
+"""Which calls come, and when: synthetic load, and settings for recorded calls (`study.traces`).
 
-What is drawn here depends on the seed and on the call's number alone (`stoker.chance`), under purposes of
-its own, so every policy meets the same calls. The shapes:
+Draws depend on the seed and the call's number alone (`stoker.chance`), so every policy gets the same calls.
 
-- *sweep*: everything is there at the start, as in the evaluation of Pervasive Context Management.
-- *constant*: equal gaps.
-- *poisson*: independent callers; exponential gaps.
-- *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time. Known as MMPP-2;
-  see Fischer and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2),
-  1993. It begins in either state as often as it is in it. After a jump the gap is drawn anew: exponential gaps have no
-  memory.
-- *diurnal*: a Poisson process whose rate follows a cosine. It is made by thinning: candidates come at the highest rate,
-  and each stays with the share that the rate of its moment is of the highest (Lewis and Shedler, "Simulation of
+- *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time (MMPP-2; Fischer
+  and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2), 1993). It
+  begins in the stationary distribution. After a jump the gap is drawn again: exponential gaps have no memory.
+- *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, "Simulation of
   nonhomogeneous Poisson processes by thinning", Naval Research Logistics Quarterly 26(3), 1979).
 
-Times are added up in whole nanoseconds: a last bit of another machine's logarithm does not grow over a million gaps.
-Traces are files, so they are read elsewhere (`stoker.manager.study.traces`); here is only what a scenario says of one.
+Times are added in whole nanoseconds, so another machine's logarithm gives the same sums. Contexts of one `family` are
+runtimes of one model: each call gets the shortest that is long enough, with the longer ones as variants.
 """
 
 from __future__ import annotations
@@ -23,15 +17,17 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, count, islice, takewhile
 from typing import Annotated, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.chance import Stream
+from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.world import NO_TIME, Count, Positive, Share
+from stoker.manager.sim.world import NO_TIME, Count, Positive, Share, World
 from stoker.protocol.calls import Objective
 from stoker.site import Duration
 
@@ -51,8 +47,11 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the tokens of a call should come: the first after `ttft`, or `ttft_per_token` for each token of its input
-    where that is more, but `ttft_most` at the most; each further one `tpot` later. 0 = not wanted."""
+    """When the tokens of a call should come.
+
+    The first after `ttft`, or `ttft_per_token` per input token if that is more, at most `ttft_most`; each further
+    one `tpot` later. 0 = not wanted.
+    """
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
     tpot_s: Duration = msgspec.field(default=NO_TIME, name="tpot")
@@ -65,7 +64,6 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def objective(self) -> Objective:
-        """As calls have it."""
         return Objective(
             ttft_s=float(self.ttft_s), tpot_s=float(self.tpot_s), ttft_per_token_s=float(self.ttft_per_token_s),
             ttft_most_s=float(self.ttft_most_s),
@@ -73,11 +71,13 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """What each call is. `context`: one, or several by their weights (`{small = 3, large = 1}`). Lengths are means in
-    tokens, lognormal with their `_cv`; policies are told each call's input, and the mean of the output. `deadline`
-    counts from when the call comes; 0 = none. `gang`: on how many libraries together a call may run, at least and at
-    most. `tokens`: when the tokens of a call to an engine should come; `latency`: how
-    long a call should take, once it has come (0 = not wanted)."""
+    """Settings of each call.
+
+    `context`: one, or several by weight (`{small = 3, large = 1}`). Lengths are means in tokens, lognormal with
+    their `_cv`; policies see each call's input and the mean output. `deadline` counts from the arrival; 0 = none.
+    `gang`: least and most libraries of a call. `tokens`: when tokens should come; `latency`: wanted seconds of a
+    call (0 = none).
+    """
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -98,13 +98,13 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
-    """All at once: `inputs` in all, `items` to a call; the last call has what is left."""
+    """All at once: `inputs` in all, `items` a call; the last call has the rest."""
 
     inputs: Many
 
 
 class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Calls that come one by one, for a time, or until there were so many of them."""
+    """Calls one by one, for a time or up to a count."""
 
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
     count: AsMany = 0
@@ -122,14 +122,13 @@ class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
 
 class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
-    """Calls that know nothing of each other. `rate`: calls a second."""
+    """Independent calls. `rate`: calls a second."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
 class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
-    """Calm and bursts by turns. `rate` and `burst_rate`: calls a second in each; `calm` and `burst`: the mean times
-    that they last."""
+    """Calm and bursts in turn. `rate`, `burst_rate`: calls a second; `calm`, `burst`: mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
     burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
@@ -144,8 +143,9 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """A load with a day. `rate`: calls a second on the mean; `swing`: how far the peak is above it, as a share of it;
-    `peak`: when in each `period` the peak is."""
+    """A daily load. `rate`: mean calls a second; `swing`: the peak above it, as a share; `peak`: its time in each
+    `period`.
+    """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
     swing: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
@@ -159,19 +159,20 @@ class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class TraceFormat(enum.Enum):
-    """Who wrote a trace, and so what its columns are."""
+    """The source of a trace, which determines its columns."""
 
     PHILLY = "philly"
-    """Jobs of Microsoft's Philly clusters, as the Sia artifact has them: time, duration, GPUs, cluster."""
+    """Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster."""
     ELASTICFLOW = "elasticflow"
     """Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline."""
     AZURE_LLM = "azure_llm"
     """Requests to Azure's language models: time, prompt and output lengths."""
     SLINFER = "slinfer"
-    """Requests to many functions, as the SLINFER authors have them (JSON): times and both lengths of each function."""
+    """Requests to many functions (SLINFER's JSON): times and both lengths of each."""
     CSV = "csv"
-    """A table with a header; its columns are the fields of `stoker.manager.sim.client.Arrival`, `at_s` at least; a gang
-    has two, `gang_least` and `gang_most`."""
+    """A table with a header of fields of `stoker.manager.sim.client.Arrival`, at least `at_s`; a gang has
+    `gang_least` and `gang_most`.
+    """
 
 
 _JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
@@ -181,13 +182,13 @@ _NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLI
 class Trace(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="trace"
 ):  # fmt: skip
-    """Calls that were recorded. `file` counts from the scenario's folder, and may be gzipped.
+    """Recorded calls. `file` is relative to the scenario's folder, and may be gzipped.
 
-    `context`: what all calls want, or several, which the trace's models (ElasticFlow), functions (SLINFER) or clusters
-    (Philly) take in turn, in the order in which they first come; `contexts` gives one by name, `{bert = "encoder"}`.
-    `cluster`: Philly's, empty for all. `item`: so much of a job's duration is one item. `speedup`: calls come so many
-    times faster; how long they take, and their deadlines, stay. Calls from `start` on, `for` so long, `count` at most
-    (0 = all), both times by the trace's own clock.
+    `context`: one for all calls, or several that the trace's models (ElasticFlow), functions (SLINFER) or
+    clusters (Philly) take in turn in order of appearance; `contexts` assigns one by name, `{bert = "encoder"}`.
+    `cluster`: Philly's, empty for all. `item`: duration of one item of a job. `speedup`: calls arrive this much
+    faster; durations and deadlines stay. `start`, `for`, `count`: the part of the trace, by its own clock (0 =
+    all).
     """
 
     format: TraceFormat
@@ -232,11 +233,10 @@ class Trace(
 
 Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
 Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
-"""What a scenario's [workload] may be; `kind` says which."""
+"""Kinds of a scenario's [workload]; `kind` says which."""
 
 
 def contexts_of(workload: Workload) -> tuple[str, ...]:
-    """The contexts that the settings name, each once. The rows of a plain CSV may name more."""
     context = workload.context
     named: list[str] = [context] if isinstance(context, str) else list(context)
     if isinstance(workload, Trace):
@@ -245,13 +245,11 @@ def contexts_of(workload: Workload) -> tuple[str, ...]:
 
 
 def has_deadlines(workload: Workload) -> bool:
-    """Whether calls may have deadlines. The rows of some traces do."""
     in_rows = isinstance(workload, Trace) and workload.format in (TraceFormat.ELASTICFLOW, TraceFormat.CSV)
     return bool(workload.deadline_s) or in_rows
 
 
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
-    """The calls, in order of time. The same seed gives the same calls, to every policy and on every machine."""
     dress = _Dress(workload, seed)
     if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
@@ -271,8 +269,6 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
 
 
 class _Dress:
-    """Makes calls of times: whom they want, and how long they are."""
-
     def __init__(self, workload: Generated, seed: int) -> None:
         self._of = workload
         self._which = Stream(seed, "arrivals/contexts")
@@ -283,20 +279,13 @@ class _Dress:
         self._up_to = tuple(accumulate(weights.values()))
 
     def call(self, number: int, *, at_s: float, items: int) -> Arrival:
-        """The call of this number."""
         of = self._of
         return Arrival(
-            at_s,
-            self._context(number),
-            items,
-            _length(of.input_length, self._inputs, number, cv=of.input_cv),
-            of.expected_output,
-            of.priority,
-            float(of.deadline_s),
-            of.gang,
+            at_s, self._context(number), items, _length(of.input_length, self._inputs, number, cv=of.input_cv),
+            of.expected_output, of.priority, float(of.deadline_s), of.gang,
             output=_length(of.expected_output, self._outputs, number, cv=of.output_cv),
             objective=self._objective,
-        )
+        )  # fmt: skip
 
     def _context(self, number: int) -> str:
         if len(self._names) == 1:
@@ -306,12 +295,10 @@ class _Dress:
 
 
 def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
-    """Tokens: at least one where there are any."""
     return max(1, round(mean * stream.factor(number, cv=cv))) if mean and cv else mean
 
 
 def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterator[int]:
-    """When calls come, in nanoseconds, without an end."""
     gaps = Stream(seed, "arrivals/gaps")
     match workload:
         case Constant(rate_per_s=rate):
@@ -354,3 +341,41 @@ def _diurnal(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]
 
 def _ns(seconds: float) -> int:
     return round(seconds * _NANO)
+
+
+def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:
+    families = _families(world)
+    return tuple(dict.fromkeys(context for name in names for context in families.get(name, (name,))))
+
+
+def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """Yield the calls; those to a family want its runtimes that are long enough.
+
+    Raises ConfigError for a call that is longer than all of them.
+    """
+    families = _families(world)
+    if not families:
+        yield from arrivals
+        return
+    for number, arrival in enumerate(arrivals):
+        runtimes = families.get(arrival.context)
+        if runtimes is None:
+            yield arrival
+            continue
+        length = arrival.prompt
+        serving = [name for name in runtimes if world.contexts[name].longest_input >= length]
+        if not serving:
+            longest = world.contexts[runtimes[-1]].longest_input
+            raise ConfigError(f"call {number} is {length} tokens long, and {arrival.context} takes {longest}")
+        yield replace(arrival, context=serving[0], variants=tuple(serving[1:]))
+
+
+def _families(world: World) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for name, model in world.contexts.items():
+        if model.family:
+            found.setdefault(model.family, []).append(name)
+    return {
+        family: tuple(sorted(names, key=lambda name: world.contexts[name].longest_input))
+        for family, names in found.items()
+    }

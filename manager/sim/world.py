@@ -1,7 +1,6 @@
-"""What a simulated world is made of, as values. Scenario files are read into these; each checks itself.
+"""The parts of a simulated world, as values that check themselves. Scenario files are read into these.
 
-Everything a scenario does not say has a default that costs nothing: no latency, no queue, disks and links of infinite
-speed. So a scenario states its assumptions, and an essay above each model says what it leaves out.
+Everything that a scenario leaves out costs nothing: no latency, no queue, infinite bandwidth.
 """
 
 from __future__ import annotations
@@ -11,15 +10,87 @@ import math
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
+from stoker.contexts.batching import BatchLimits
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.engine_model import EngineModel
+from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Name, Size
 
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+_NONE = Size(0)
+TICK_S = 1e-6
+"""The agenda rounds to this, so steps of a run may be this much shorter."""
+
+
+class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine on one kind of device.
+
+    `times`: seconds of its steps at speed 1; in a scenario a table, or a file of `stoker profile --json`. `rows`,
+    `prefill_tokens`, `prefill_requests`, `mixes`, `cache_tokens`, `page_tokens`: see `stoker.contexts.batching`.
+    `token`: bytes of a cached token; the cache is then what a reservation has beyond `weights`. `most_output`:
+    the most tokens of a request, for which an engine reserves room (0: as many as it writes).
+    """
+
+    times: StepTimes
+    rows: _Rows = 32
+    prefill_tokens: _Rows = 512
+    cache_tokens: _Tokens = 0
+    token_bytes: Size = msgspec.field(default=_NONE, name="token")
+    weights_bytes: Size = msgspec.field(default=_NONE, name="weights")
+    most_output: _Tokens = 0
+    prefill_requests: _Tokens = 0
+    mixes: bool = False
+    page_tokens: _Tokens = 0
+
+    def __post_init__(self) -> None:
+        if not self.times.prefill or not self.times.decode:
+            raise ValueError(
+                "times: an engine needs prefill and decode, at least a cell [tokens, length, seconds] each"
+            )
+        if not self.times.is_sound():
+            raise ValueError("times: a number in it is none that a measurement gives")
+        for cell in (*self.times.prefill, *self.times.decode):
+            if not cell.seconds > 0:
+                raise ValueError(f"times: a step of {cell.tokens:g} tokens takes {cell.seconds:g} s")
+        if self.token_bytes and self.cache_tokens:
+            raise ValueError("cache_tokens: with token the cache is what the reservation has room for; leave it out")
+
+    def limits(self, memory_bytes: int) -> BatchLimits:
+        cache_tokens = self.cache_tokens
+        if self.token_bytes:
+            cache_tokens = max(1, (memory_bytes - self.weights_bytes) // self.token_bytes)
+        return BatchLimits(
+            self.rows, self.prefill_tokens, cache_tokens, self.prefill_requests, self.mixes, self.page_tokens
+        )
+
+
+class EngineFloor:
+    """The least time of a request on an engine, whatever its batch holds (`StepTable.floor`)."""
+
+    def __init__(self, model: EngineModel, *, speed: float = 1.0) -> None:
+        times = model.times
+        self._step_s, self._token_s = StepTable(times.decode).floor(length=1.0, most=model.rows)
+        most = model.prefill_tokens + (model.rows if model.mixes else 0)
+        prefill_s, self._read_s = StepTable(times.prefill).floor(length=0.5, most=most)
+        if model.mixes:  # a token may be written in a step that reads prompts
+            self._step_s, self._token_s = min(self._step_s, prefill_s), min(self._token_s, self._read_s)
+        self._speed = speed
+
+    def run_s(self, prompt: int, output: int) -> float:
+        return self._without_rounding(self._read_s * (prompt - 1) + self._step_s * (output - 1), output)
+
+    def device_s(self, prompt: int, output: int) -> float:
+        return self._without_rounding(self._read_s * (prompt - 1) + self._token_s * (output - 1), output)
+
+    def _without_rounding(self, seconds: float, steps: int) -> float:
+        return max(0.0, seconds / self._speed - TICK_S * (steps + 1))
+
 
 class Rate(float):
-    """Bytes a second; in a scenario file a size a second, `"1.2 GB/s"`. Infinite: it costs no time."""
+    """Bytes a second; in a scenario `"1.2 GB/s"`. Infinite: costs no time."""
 
 
 FREE = Rate(math.inf)
@@ -34,7 +105,7 @@ class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A kind of device: its memory in bytes, and how fast it computes against the kind that call times speak of."""
+    """A kind of device: its memory, and its speed relative to the kind of the call times."""
 
     memory_bytes: Size = msgspec.field(name="memory")
     speed: float = 1.0
@@ -45,12 +116,11 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """How fast bytes move. Flows that meet on a link share it fairly (`stoker.manager.sim.flows`).
+    """Bandwidths. Flows on a link share it fairly (`stoker.manager.sim.flows`).
 
-    `shared`: the shared file system in all; `shared_node`: the most that one node gets of it; `shared_operations`: file
-    operations a second that it bears in all (0 = no limit). `disk`: the local disk of a node; `memory`: files that the
-    node has read before and still has in memory (page cache). `network`: a node's own link, each way. `bus`: host
-    memory to a device.
+    `shared`: the shared file system in all; `shared_node`: the most for one node; `shared_operations`: file
+    operations a second (0 = no limit). `disk`: a node's local disk; `memory`: its page cache. `network`: its
+    link, each way. `bus`: host memory to a device.
     """
 
     shared: Rate = FREE
@@ -68,7 +138,7 @@ class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Files that a context is loaded from. `operations`: file operations (opens, stats) that reading them takes."""
+    """Files of a context. `operations`: file operations (opens, stats) to read them."""
 
     name: Name
     size_bytes: Size = msgspec.field(name="size")
@@ -76,31 +146,25 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """What a context costs. Times in seconds by kind of device; the kind `""` stands for all that are not named.
+    """The costs of a context. Times are in seconds by kind of device; the kind `""` stands for all others.
 
-    `slots`: calls that a library runs at a time. As many run on a device at the speed that is given here; where more
-    run there at once, of this context or others, all are slowed down alike (`stoker.manager.sim.device`).
+    `slots`: calls that a library runs at once at the given speed; more on a device slow down alike
+    (`stoker.manager.sim.device`).
 
-    A library starts (`start`), reads its files from where its awareness lets them lie, works on them (`load`), and
-    moves `device_memory` over the bus. A call takes `call` and `item` for each of its items, divided by the device's
-    speed; `item_cv` and `load_cv` are their spreads (a library's own, a call's own). In a fresh process the first
-    `warm_items` items take `warm_item` longer each.
+    A library starts (`start`), reads its files, works on them (`load`), and moves `device_memory` over the bus. A
+    call takes `call`, and `item` per item, divided by the device's speed; `item_cv` and `load_cv` are spreads.
+    The first `warm_items` items of a process take `warm_item` longer each.
 
-    A library takes `devices` of one node, and `device_memory` of each. A gang of several libraries needs `gang` until
-    its members have met, and shares the items out among them: with each doubling of its size `gang_efficiency` of a
-    linear speedup is kept (`stoker.manager.sim.duration`).
+    A library takes `devices` of one node with `device_memory` each, of `kinds` only (empty: any). A resize takes
+    `resize` per GB. A gang takes `gang` to meet and keeps `gang_efficiency` of its speed with each doubling.
 
-    To change a library's reservation takes `resize` of its devices' time for each GB that it has afterwards, the
-    weights of an engine left aside (SLINFER §VII-B, Figure 17: a KV cache is allocated anew and copied).
+    With an `engine` per kind of device a context is a language model's: a call is a request of `input_length`
+    tokens, all calls of a library form one batch, and its steps determine the time
+    (`stoker.manager.sim.virtual_engine`). `slots = 0`: the engine's `rows`.
 
-    With an `engine` for each kind of device that it may be on, a context is a language model's: a call is a request of
-    `input_length` tokens, all calls of a library join one batch, and its steps say how long a call takes
-    (`stoker.manager.sim.virtual_engine`). With `slots = 0` a library runs as many calls as its engine's `rows`.
-
-    `max_libraries` are loaded at once (0 = any number), and one that has been idle for `keep_alive` is unloaded as long
-    as `min_libraries` remain. A policy that does not honour that has the calls refused.
-
-    Contexts of one `family` serve the same calls, each up to its `longest_input` in tokens; a workload names it.
+    At most `max_libraries` are loaded (0 = no limit); one that is idle for `keep_alive` is unloaded while
+    `min_libraries` remain. Contexts of one `family` serve the same calls, each up to its `longest_input` in
+    tokens.
     """
 
     files: tuple[Files, ...] = ()
@@ -136,32 +200,34 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{setting}: the steps of its engine say how long a call takes; leave it out")
 
     def engine_on(self, kind: str) -> EngineModel | None:
-        """Its engine on a kind of device; None where it has none."""
         return self.engine.get(kind) or self.engine.get("")
 
     def slots_on(self, kind: str) -> int:
-        """Calls that a library on such a device runs at a time."""
         engine = self.engine_on(kind)
         return self.slots or (engine.rows if engine is not None else 1)
 
+    def may_be_on(self, kind: str) -> bool:
+        """True if it may be on a kind of device: by its whole name or its first word, as `is_of_kind` of policies."""
+        return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
+
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
-        """A time for a kind of device, in seconds; 0 where nothing is said."""
+        """A time on a kind of device in seconds; 0 if not given."""
         return float(times.get(kind, times.get("", 0.0)))
 
 
 class Preempt(enum.Enum):
-    """Which blocks go first when a source's capacity shrinks."""
+    """Which blocks end first when a source's capacity shrinks."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
 
 
 class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A batch system, or a part of one, that gives nodes of one kind.
+    """A batch system, or a part of one, with nodes of one kind.
 
-    `capacity`: how many blocks may run, as steps `[seconds, blocks]` from 0 on; one number is a constant. `wait` and
-    its `wait_cv`: the time in the queue beyond the wait for capacity; `boot`: from the start of a job until its
-    pilots connect. The rest is what a site file says.
+    `capacity`: blocks that may run, as steps `[seconds, blocks]` from 0 on, or one number. `wait`, `wait_cv`:
+    time in the queue beyond the wait for capacity; `boot`: from the start of a job to its pilots. The rest is as
+    in a site file.
     """
 
     name: Name
@@ -192,17 +258,15 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
     @property
     def steps(self) -> tuple[tuple[float, int], ...]:
-        """The capacity as steps."""
         return ((0.0, self.capacity),) if isinstance(self.capacity, int) else self.capacity
 
 
 class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """What messages and the shells around the cores take. Seconds.
+    """Delays of messages and shells, in seconds.
 
-    `message`: from one process to another; `frame`: how long a pilot gathers what it has to say before it says it, and
-    a program whose calls are counted (`outputs.calls`) those that it submits; `back`: how long the manager waits for a
-    pilot whose connection broke; `poll`: how late the manager hears what the batch system did; `progress`: how often a
-    running call says how far it is, with a checkpoint from which it could go on elsewhere (0 = never).
+    `message`: between two processes; `frame`: how long a pilot gathers messages, and a counted program its calls
+    (`outputs.calls`); `back`: how long the manager waits for a disconnected pilot; `poll`: how late it hears of
+    the batch system; `progress`: seconds between two checkpoints of a running call (0 = none).
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
@@ -213,10 +277,22 @@ class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """All of it."""
-
     devices: dict[str, DeviceKind]
     sources: tuple[SourceModel, ...]
     contexts: dict[str, ContextModel]
     links: Links = Links()
     delays: Delays = Delays()
+
+
+_AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)
+
+
+def limited(world: World, most: Awareness | None) -> World:
+    """Return the world with contexts that keep at most this much between calls: a baseline. None = unchanged."""
+    if most is None:
+        return world
+    contexts = {
+        name: replace(model, awareness=min(model.awareness, most, key=_AWARENESS_LEVELS.index))
+        for name, model in world.contexts.items()
+    }
+    return replace(world, contexts=contexts)

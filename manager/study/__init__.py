@@ -1,5 +1,4 @@
-"""Studies: scenarios read from files, simulated many times over processes, measured, and drawn.
+"""Studies: scenarios from files, simulated in many processes, measured and plotted.
 
-What reads or writes files, or starts processes, stands here; what is simulated is `stoker.manager.sim`, which does
-neither.
+All I/O and processes of simulations are here; `stoker.manager.sim` has neither.
 """

@@ -1,24 +1,12 @@
-"""A live session as a world that can be simulated: measured, not assumed.
+"""A live session as a simulated world, from measurements.
 
-The journal holds what was said to the manager, not what the manager said. So it is replayed through the core, whose
-commands tell which library loaded what on which device, and which call was sent where. `compare` simulates the same
-policies in that world and says how far the makespan is off.
+The journal is replayed through the core, whose commands tell which library was loaded where and which call was
+sent where. Pilots: their number at each moment, one source per kind of node. Loads: the mean from the order to
+its end, by kind of device. Calls: the mean run; with different numbers of items, a fixed part and one an item
+(least squares); the extra time of a library's first call is its warm-up. Time between two calls of a library is
+its own if the next call was already there; else the rest is two messages.
 
-What becomes of the measurements:
-
-- *Pilots* are given: the capacity of the simulated batch system is the number that was here at each moment, one source
-  for each kind of node.
-- *Loads* take, by kind of device, the mean of what passed between the order and the message that it was done, so that
-  whatever a node did meanwhile is in it; `cv` is their spread.
-- *Calls* take the mean of their runs, by kind of device; where calls of different numbers of items ran, a fixed part
-  and one an item (least squares). What the first call of a library took longer is its warm-up.
-- *What a library did between two calls* has two parts. A call that was there already began at once: what passed is the
-  library's own, and is added to each call. One that was sent afterwards had the way to the manager and back before it:
-  the rest is two messages.
-
-Left out: links. Loads that met on a file system are as slow as they were, also where the simulated session would not
-have them meet. And calls come when they came: of a program that submits more only when results come (`stoker.map` keeps
-2,000 calls in flight, a dependency waits) the simulated one is never ahead.
+Left out: links. Calls arrive when they arrived, so a program that submits on results is never ahead.
 """
 
 from __future__ import annotations
@@ -51,6 +39,7 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.comeback import JournalPast
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import items_of
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.protocol import to_manager, to_pilot
@@ -60,27 +49,25 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import Duration, Size
 
-# ---- a recorded session
-
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A load that ended well. `whole_s`: from the order until the manager heard of its end. `slots`: calls that the
-    library runs at once."""
+    """A successful load. `whole_s`: from the order until the manager heard of its end."""
 
     recipe: str
     kind: str
     start_s: float
-    load_s: float
-    fetch_s: float
     whole_s: float
     memory_bytes: int
     slots: int = 1
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run of a call. `first`: the first of its library. `between_s`: of the library's time since its last end, or
-    since the call was sent, what was not this run; `waiting`: the call was there before it could begin (-1 s: it is not
-    known, because libraries of several slots do not do one thing after the other)."""
+    """A run of a call.
+
+    `first`: the first of its library. `between_s`: seconds since the library's last end, or since the call was
+    sent, without this run (-1: unknown, for libraries of several slots); `waiting`: the call was there before it
+    could begin.
+    """
 
     recipe: str
     kind: str
@@ -92,8 +79,6 @@ class RecordedRun(msgspec.Struct, frozen=True):
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """A call, and when it came."""
-
     at: float
     call: int
     recipe: str
@@ -102,18 +87,17 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot from when it came until it went (infinite: it was there to the end)."""
+    """A pilot's stay (`left_at` infinite: to the end)."""
 
-    pilot: str
     devices: tuple[DeviceFacts, ...]
     came_at: float
-    left_at: float = float("inf")
+    left_at: float = math.inf
     cut_at: float = 0.0
-    """When its connection broke, if it has not come back."""
+    """When its connection broke, if it has not returned."""
 
 
 class _Held(msgspec.Struct):
-    """A library, as far as its loads and runs are concerned."""
+    """A library, as far as loads and runs need it."""
 
     recipe: Recipe
     kind: str
@@ -125,55 +109,48 @@ class _Held(msgspec.Struct):
 
 
 class RecordedSession:
-    """A session, read from its journal. Times are the manager's, in seconds since the epoch."""
+    """A session from its journal. Times are the manager's, in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """What happened before this time is not in the journal any more, because it was compacted; 0 = nothing is."""
+        """Start of the compacted journal; 0 = it is whole."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
         self.runs: list[RecordedRun] = []
         self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
-        """When the calls that ran had ended."""
+        """When calls ended."""
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _Held] = {}
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """The calls that ran to an end, in the order in which they came."""
         return [call for call in self.asked.values() if call.call in self.ended]
 
     @property
     def makespan_s(self) -> float:
-        """From the first of these calls to the last end."""
         calls = self.calls
         return max(self.ended.values()) - calls[0].at if calls else 0.0
 
     # ---- while it is read
 
     def begin(self, state: State, *, since: float) -> None:
-        """The journal was compacted: what its snapshot says of the session before this time."""
         self.since = since
         self.recipes = {key: context.recipe for key, context in state.contexts.items()}
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
         for pilot in state.pilots.values():
             devices = tuple(device.facts for device in pilot.devices.values())
-            self.stays[pilot.id] = RecordedStay(pilot.id, devices, since)
+            self.stays[pilot.id] = RecordedStay(devices, since)
         for call in state.calls.values():
-            items = call.spec.features.items if call.spec.features is not None else 1
             key, priority = call.group.context.recipe.key, call.group.options.priority
-            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items, priority)
+            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # what its loads took on the average; their kind of device is that of its libraries
+            if context.loads:  # the mean of its loads; their kind of device is that of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
-                load = RecordedLoad(
-                    key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes, context.slots
-                )
-                self.loads.append(load)
+                self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
             kind = library.devices[0].facts.kind
@@ -182,111 +159,82 @@ class RecordedSession:
             )
 
     def happened(self, now: float, event: Event) -> None:
-        """An event."""
-        if isinstance(event, FromClient):
-            for message in event.messages:
-                self._client_said(now, message)
-        elif isinstance(event, FromPilot):
-            for said in event.messages:
-                self._pilot_said(now, event.pilot, said)
-        elif isinstance(event, PilotCut) and event.pilot in self.stays:
-            self.stays[event.pilot].cut_at = now
-        elif isinstance(event, PilotLost):
-            self._pilot_left(now, event.pilot)
-        elif isinstance(event, AdviceArrived) and isinstance(event.about, OfContext) and not self.loads:
-            self.advice[event.about.recipe] = event.advice.by_kind if isinstance(event.advice, CostAdvice) else {}
+        match event:
+            case FromClient(messages=messages):
+                for message in messages:
+                    self._client_said(now, message)
+            case FromPilot(pilot=pilot, messages=said):
+                for each in said:
+                    self._pilot_said(now, pilot, each)
+            case PilotCut(pilot=pilot) if pilot in self.stays:
+                self.stays[pilot].cut_at = now
+            case PilotLost(pilot=pilot):
+                self._pilot_left(now, pilot)
+            case AdviceArrived(about=OfContext(recipe=recipe), advice=advice) if not self.loads:
+                self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
-        """What the core answered to it."""
         for command in commands:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
-                    held = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
-                    self._libraries[order.library] = held
-                case ToPilot(message=to_pilot.RunCalls() as order):
-                    library = self._libraries.get(order.library)
-                    if library is not None:
-                        library.sent.update((spec.call, now) for spec in order.calls)
-                case _:
-                    pass
+                    self._libraries[order.library] = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
+                case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
+                    self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
     def _client_said(self, now: float, message: to_manager.FromClient) -> None:
         if isinstance(message, to_manager.DefineRecipe):
             self.recipes.setdefault(message.recipe.key, message.recipe)
         elif isinstance(message, to_manager.Submit):
+            priority = message.options.priority
             for spec in message.calls:
-                items = spec.features.items if spec.features is not None else 1
-                call = RecordedCall(now, spec.call, message.recipe, items, message.options.priority)
+                call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
                 self.asked.setdefault(spec.call, call)
 
     def _pilot_said(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
         match message:
             case to_manager.PilotHello(devices=devices):
-                stay = self.stays.setdefault(pilot, RecordedStay(pilot, devices, now))
-                stay.left_at, stay.cut_at = float("inf"), 0.0
+                stay = self.stays.setdefault(pilot, RecordedStay(devices, now))
+                stay.left_at, stay.cut_at = math.inf, 0.0
             case to_manager.PilotLeaving():
                 self._pilot_left(now, pilot)
-            case to_manager.LibraryReady():
-                self._ready(now, message)
-            case to_manager.CallsEnded(library=number, ends=ends):
-                library = self._libraries.get(number)
-                if library is not None:
-                    self._ended(now, library, ends)
-            case _:
-                pass
+            case to_manager.LibraryReady(library=number) if number in self._libraries:
+                self._ready(now, self._libraries[number], message)
+            case to_manager.CallsEnded(library=number, ends=ends) if number in self._libraries:
+                self._ended(now, self._libraries[number], ends)
 
     def _pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
-    def _ready(self, now: float, message: to_manager.LibraryReady) -> None:
-        library = self._libraries.get(message.library)
-        if library is None:
-            return
+    def _ready(self, now: float, library: _Held, message: to_manager.LibraryReady) -> None:
         library.free_since = now
         library.slots = message.slots or library.recipe.slots or 1
-        memory = message.device_bytes or message.resident_bytes
-        whole_s = now - library.ordered_at
-        load = RecordedLoad(
-            library.recipe.key,
-            library.kind,
-            message.start_s,
-            message.load_s,
-            message.fetch_s,
-            whole_s,
-            memory,
-            library.slots,
+        memory, whole_s = message.device_bytes or message.resident_bytes, now - library.ordered_at
+        self.loads.append(
+            RecordedLoad(library.recipe.key, library.kind, message.start_s, whole_s, memory, library.slots)
         )
-        self.loads.append(load)
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # others were told twice
+        known = [end for end in ends if end.call in library.sent]  # other ends were reported twice
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
         sent_at = min(library.sent.pop(end.call) for end in known)
         waiting = sent_at < library.free_since
-        between_s = (now - max(sent_at, library.free_since) - busy_s) / len(known)
-        if library.slots > 1:
-            between_s = -1.0
+        between_s = (now - max(sent_at, library.free_since) - busy_s) / len(known) if library.slots == 1 else -1.0
         for end in known:
             if end.failure is not None or end.call not in self.asked:
                 continue
             library.served += 1
             self.ended[end.call] = now
-            items = self.asked[end.call].items
-            self.runs.append(
-                RecordedRun(
-                    library.recipe.key, library.kind, items, end.run_s, library.served <= library.slots,
-                    between_s, waiting,
-                )
-            )  # fmt: skip
+            key, items, first = library.recipe.key, self.asked[end.call].items, library.served <= library.slots
+            self.runs.append(RecordedRun(key, library.kind, items, end.run_s, first, between_s, waiting))
         library.free_since = now
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """The session of a journal, which `policies` ran. Raises SessionError if it has no calls that ran to an end."""
+    """Return the session of a journal that `policies` ran. Raises SessionError if no call ran to an end."""
     found = RecordedSession(session)
     again = JournalPast(path, session, policies)
     if again.core is not None:
@@ -299,19 +247,18 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
     return found
 
 
-# ---- its world
-
-
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""A first call that took so much longer than others, as a share of them, was warming up."""
+"""Extra time of a first call, as a share of others, above which it counts as warm-up."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A session's world and calls. `makespan_s`: from the first call to the last end, live. `advice`: what the manager
-    knew of contexts before they were loaded, by their names in the world."""
+    """A session's world and calls.
+
+    `makespan_s`: the live one. `advice`: the manager's knowledge of contexts before they were loaded, by name.
+    """
 
     session: str
     world: World
@@ -321,37 +268,37 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """A session's makespan, live and simulated under several seeds. Seconds."""
+    """A session's makespan in seconds, live and simulated under several seeds."""
 
     live_s: float
     simulated_s: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        """How far the median of the simulated ones is off, as a share of the live one; below zero: it was quicker."""
+        """Relative error of the median simulated makespan; negative: too quick."""
         return median(self.simulated_s) / self.live_s - 1.0
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """The world of a session that was read. Raises SessionError for what cannot be modelled."""
+    """Return the world of a recorded session. Raises SessionError if it cannot be modelled."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():
         if recipe.needs.devices > 1:
             raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
-    names = _names(wanted.values())
+    names: dict[str, str] = {}
+    for key, recipe in wanted.items():
+        taken = recipe.name in names.values()
+        names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
     start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
     own_s, message_s = _between(recorded.runs)
     contexts = {
         names[key]: _context(
-            recipe,
-            loads=[load for load in recorded.loads if load.recipe == key],
-            runs=[run for run in recorded.runs if run.recipe == key],
-            own_s=own_s,
-            message_s=message_s,
+            recipe, [load for load in recorded.loads if load.recipe == key],
+            [run for run in recorded.runs if run.recipe == key], own_s=own_s, message_s=message_s,
         )
         for key, recipe in wanted.items()
-    }
+    }  # fmt: skip
     stays = list(recorded.stays.values())
     world = World(
         devices={facts.kind: DeviceKind(Size(facts.memory_bytes)) for stay in stays for facts in stay.devices},
@@ -368,10 +315,9 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
 
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
-    """Simulate the session under its policies (fresh ones each time), once a seed. Raises SimulationError."""
-    return MakespanComparison(
-        calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
-    )
+    """Simulate the session under fresh policies, once a seed. Raises SimulationError."""
+    simulated = tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
+    return MakespanComparison(calibrated.makespan_s, simulated)
 
 
 def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float:
@@ -385,20 +331,10 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
 
 
-def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
-    """What contexts are called in the world, by their keys: each has a name of its own."""
-    names: dict[str, str] = {}
-    for recipe in recipes:
-        taken = recipe.name in names.values()
-        names[recipe.key] = f"{recipe.name}-{recipe.key[:12]}" if taken else recipe.name
-    return names
-
-
 # ---- pilots
 
 
 def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
-    """A source for each kind of node, that has so many of them at each moment as there were."""
     groups: dict[tuple[str, int, int], list[RecordedStay]] = defaultdict(list)
     for stay in stays:
         if stay.came_at <= until and stay.devices:
@@ -406,20 +342,14 @@ def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tu
             groups[facts.kind, len(stay.devices), facts.memory_bytes].append(stay)
     return tuple(
         SourceModel(
-            name=f"pilots-{number}",
-            kind=kind,
-            capacity=_steps(group, start=start, until=until),
-            devices=devices,
-            rule=Rule.FIXED,
-            init_blocks=len(group),
-            max_blocks=len(group),
+            name=f"pilots-{number}", kind=kind, capacity=_steps(group, start=start, until=until), devices=devices,
+            rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
         )
         for number, ((kind, devices, _), group) in enumerate(groups.items())
-    )
+    )  # fmt: skip
 
 
 def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
-    """How many there were from each time on. One that went when another came is two steps: they were two nodes."""
     changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
     steps: list[tuple[float, int]] = []
     count = 0
@@ -434,7 +364,7 @@ def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tupl
 
 
 def _context(
-    recipe: Recipe, *, loads: Sequence[RecordedLoad], runs: Sequence[RecordedRun], own_s: float, message_s: float
+    recipe: Recipe, loads: Sequence[RecordedLoad], runs: Sequence[RecordedRun], *, own_s: float, message_s: float
 ) -> ContextModel:
     start_s = fmean(load.start_s for load in loads) if loads else 0.0
     means = {kind: fmean(load.whole_s for load in group) for kind, group in _by_kind(loads).items()}
@@ -446,30 +376,23 @@ def _context(
     ratios = [run.run_s / each for run, each in zip(later, expected, strict=True) if each]
     warm_items, warm_item_s = _warm_up([run for run in runs if run.first and run.kind in warm], fits)
     return ContextModel(
-        awareness=recipe.awareness,
-        device_memory_bytes=Size(_memory_bytes(recipe, loads)),
-        kinds=recipe.needs.kinds,
+        awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
-        start_s=Duration(start_s),
-        load_s=_for_others(load_s),
+        start_s=Duration(start_s), load_s=_for_others(load_s),
         load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
         call_s=_for_others({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
         item_s=_for_others({kind: Duration(each) for kind, (_, each) in fits.items()}),
-        item_cv=_cv(ratios),
-        warm_items=warm_items,
-        warm_item_s=Duration(warm_item_s),
-    )
+        item_cv=_cv(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
+    )  # fmt: skip
 
 
 def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
-    """What a library takes of its device: declared, else the most that was measured. A CPU device is host memory."""
     on_cpu = any(load.kind.startswith("cpu") for load in loads)
     declared = max(recipe.needs.device_memory_bytes, recipe.needs.memory_bytes if on_cpu else 0)
     return declared or max((load.memory_bytes for load in loads), default=0)
 
 
 def _for_others(times: dict[str, Duration]) -> dict[str, Duration]:
-    """The same, and their mean for kinds on which nothing was measured."""
     return {**times, "": Duration(fmean(times.values()))} if times else {}
 
 
@@ -481,8 +404,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Seconds of a call and of each of its items. The mean, and nothing an item, where the numbers of items do not
-    differ or the line would not be one."""
+    """Return seconds per call and per item; the mean and 0 if the items are equal or the slope is not positive."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:
@@ -500,7 +422,6 @@ def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:
 
 
 def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
-    """Items that a fresh library takes longer for, and by how much each."""
     if not firsts:
         return 0, 0.0
     more_s = fmean(run.run_s - _expected(run, fits) for run in firsts)
@@ -511,7 +432,6 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
 
 
 def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """What a library adds to each call, and what a message takes, from what passed between calls. Seconds."""
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0
@@ -519,7 +439,6 @@ def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
 
 
 def _cv(values: Sequence[float]) -> float:
-    """The standard deviation over the mean."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)

@@ -1,7 +1,7 @@
-"""Policies beside each other: means over seeds with 95 % intervals, and what the differences are worth.
+"""Compares policies: means over seeds with 95 % intervals, and the worth of differences.
 
-Two policies see the same world under the same seed, so they are compared seed by seed (as in `statistics`): what a
-seed does to both falls out of the difference. By what they are compared depends on the calls (`worth_for`).
+Policies see the same world under the same seed, so they are compared seed by seed (`statistics`). The criterion
+depends on the calls (`worth_for`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.sim.workload import SweepCalls, has_deadlines
-from stoker.manager.study.figures import TokenFigures
+from stoker.manager.study.measures import TokenFigures
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A number of each run, and how it is called: by programs, and by people. None where a run has no such number; a
-    mean over the others is then worth something, or (`of_all`) nothing. Programs get bytes, seconds and shares; a table
-    has `scale` times as much. `may_lack`: nobody misses it where it is 0 in all rows."""
+    """A number of each run, with its key for programs and title for people.
+
+    `value`: None if a run has no such number; the mean is then over the others, or with `of_all` None. Tables
+    show `scale` times the value. `may_lack`: hidden if it is 0 in all rows.
+    """
 
     key: str
     title: str
@@ -33,8 +35,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
-    """A policy: its runs, those of them that were cut off, the calls that failed, and an estimate a column, where there
-    can be one: in bytes, seconds and shares, where the column's key names no other unit."""
+    """A policy: its runs, cut-off runs, failed calls, and an estimate per column."""
 
     policy: str
     runs: int
@@ -47,8 +48,6 @@ DONE_AFTER, ITEMS_PER_S, WAIT_P95_S, SPEED = "done_after_s", "items_per_s", "wai
 
 
 def columns_for(scenario: Scenario) -> tuple[Column, ...]:
-    """What is worth comparing: how much was done, where runs are cut off; how long calls waited, where they do not all
-    come at once; how many met their deadlines, where they have some; when tokens came, where there are engines."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
     in_time = (
         Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0),
@@ -61,7 +60,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
     )
     return (
-        Column(DONE_AFTER, "done after (s)", _done_after_s),
+        Column(DONE_AFTER, "done after (s)", lambda run: run.outcome.ended_at if run.outcome.complete else None),
         Column("of_bound", "x bound", _of_bound, of_all=False),
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
@@ -90,7 +89,6 @@ _TOKENS = (
 
 
 def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """The runs, with the bound of their seed in all of them: only the first policy's bring it."""
     known = {run.seed: run.figures.bound_s for run in runs if run.figures.bound_s is not None}
     return [replace(run, figures=replace(run.figures, bound_s=known.get(run.seed))) for run in runs]
 
@@ -98,8 +96,11 @@ def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """A row a policy that has a run, in the order of `policies`. With several policies, and calls that come all at
-    once, the rows also say the speed (items a second) against the first row's, over the seeds that both have."""
+    """Return a row per policy with runs, in the order of `policies`.
+
+    With several policies and calls that arrive at once, rows also have the speed (items a second) against the
+    first row.
+    """
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
     for policy in there:
@@ -108,8 +109,7 @@ def compare(
             column.key: _estimate([column.value(run) for run in mine], of_all=column.of_all) for column in columns
         }
         if len(there) > 1 and all_at_once:
-            speeds = [one / other for one, other in _paired(runs, policy, there[0]) if other]
-            estimates[SPEED] = _estimate(speeds, of_all=True)
+            estimates[SPEED] = _estimate(_seed_by_seed(runs, policy, there[0], _speed), of_all=True)
         cut_off = sum(not run.outcome.complete for run in mine)
         failed = sum(sum(run.outcome.failed.values()) for run in mine)
         rows.append(PolicyRow(policy, len(mine), cut_off, failed, estimates))
@@ -117,8 +117,10 @@ def compare(
 
 
 class Worth(msgspec.Struct, frozen=True):
-    """By what policies are compared. `key`: of its column. `lead`: how much one is ahead of another in a run of each
-    (None where one of them has no such number). `shown`: in words."""
+    """The criterion of a comparison.
+
+    `key`: its column. `lead`: how much one run is ahead of another (None: no such number). `shown`: in words.
+    """
 
     key: str
     lead: Callable[[FinishedRun, FinishedRun], float | None]
@@ -126,9 +128,7 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Worth(
-    "in_time",
-    lambda a, b: _minus(a.figures.in_time, b.figures.in_time),
-    "of every 100 deadlines it meets {lead} more",
+    "in_time", lambda a, b: _minus(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
 )
 _WAITS = Worth(
     WAIT_P95_S,
@@ -144,8 +144,9 @@ _TIME = Worth(DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended
 
 
 def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
-    """What counts. Deadlines, where calls have them. Where calls come one after the other and all of them run, how long
-    they wait: how many are done in a second is how many came. Else when all is done, or how much of it was done."""
+    """Return the criterion: deadlines if calls have them; waits if all arrive one by one and run; else time or
+    items.
+    """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME
     if any(run.outcome.failed for run in runs):
@@ -156,7 +157,6 @@ def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
 
 
 def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario: Scenario) -> list[str]:
-    """What the table does and does not show: a sentence for each policy but the first, which it is held against."""
     worth = worth_for(scenario, runs)
     first, *others = [row.policy for row in rows] or [""]
     found = (_stand(runs, other, first, worth) for other in others)
@@ -164,14 +164,13 @@ def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario
 
 
 def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -> str:
-    """Which of two policies is ahead, and by how much; empty where they have no seed in common."""
-    leads = _leads(runs, policy, first, worth)
+    leads = _seed_by_seed(runs, policy, first, worth.lead)
     if not leads:
         return ""
     if not any(leads):
         return f"{label(first)} and {label(policy)}: neither is ahead of the other"
     best, second = (policy, first) if fmean(leads) > 0 else (first, policy)
-    leads = _leads(runs, best, second, worth)
+    leads = _seed_by_seed(runs, best, second, worth.lead)
     ahead = f"{label(best)} is ahead of {label(second)}"
     if len(leads) < 2:
         return f"{ahead}; one seed says little about it, more tell more: --seeds 5"
@@ -181,13 +180,18 @@ def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -
     return f"{ahead}: {shown}{', seed by seed' if lead.low > 0 else chance}"
 
 
-def _leads(runs: Sequence[FinishedRun], policy: str, other: str, worth: Worth) -> list[float]:
-    """How much a policy is ahead of another one under each seed that both have."""
-    of = {(run.policy, run.seed): run for run in runs}
-    seeds = sorted({run.seed for run in runs})
-    pairs = [(of.get((policy, seed)), of.get((other, seed))) for seed in seeds]
-    found = [worth.lead(one, against) for one, against in pairs if one is not None and against is not None]
-    return [lead for lead in found if lead is not None]
+def _seed_by_seed(
+    runs: Sequence[FinishedRun], policy: str, other: str, of: Callable[[FinishedRun, FinishedRun], float | None]
+) -> list[float]:
+    """Return a number of two policies' runs under each seed that both have."""
+    runs_of = {(run.policy, run.seed): run for run in runs}
+    pairs = [(runs_of.get((policy, seed)), runs_of.get((other, seed))) for seed in sorted({run.seed for run in runs})]
+    found = [of(one, against) for one, against in pairs if one is not None and against is not None]
+    return [number for number in found if number is not None]
+
+
+def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
+    return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
 def _more(one: float, other: float) -> float | None:
@@ -198,24 +202,9 @@ def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 
-def _paired(runs: Sequence[FinishedRun], policy: str, other: str) -> list[tuple[float, float]]:
-    """Items a second of two policies under the same seeds."""
-    rates = {(run.policy, run.seed): run.figures.items_per_s for run in runs}
-    seeds = sorted({run.seed for run in runs})
-    return [
-        (rates[policy, seed], rates[other, seed])
-        for seed in seeds
-        if (policy, seed) in rates and (other, seed) in rates
-    ]
-
-
 def _estimate(values: Sequence[float | None], *, of_all: bool) -> MeanEstimate | None:
     known = [value for value in values if value is not None]
     return estimate(known) if known and (len(known) == len(values) or not of_all) else None
-
-
-def _done_after_s(run: FinishedRun) -> float | None:
-    return run.outcome.ended_at if run.outcome.complete else None
 
 
 def _of_bound(run: FinishedRun) -> float | None:

@@ -1,4 +1,4 @@
-"""A run's event log in files: Parquet, to be read again, and a timeline for Perfetto."""
+"""A run's event log in files: Parquet, and a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.plots import Curves
 from stoker.whole_files import draft_of
 
-# ---- Parquet
-
-
 Facts = Mapping[str, str | int | float | bool]
 
 _FACTS = b"stoker"
@@ -34,11 +31,12 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
 def write_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write a log, whole or not at all. `meta`: what the run was, such as its scenario, policy and seed."""
+    """Write a log, whole or not at all. `meta`: facts of the run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = [_numbers(log.at_s, "float64"), _texts(log.what)]
+    numbers = pa.Array.from_buffers(pa.int8(), len(log.what), [None, pa.py_buffer(log.what)])
+    columns = [_numbers(log.at_s, "float64"), pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES))]
     columns += [_numbers(getattr(log, name), type) for name, type in _INTEGERS.items()]
     columns.append(_numbers(log.value, "float64"))
     table = pa.table(columns, names=["at_s", "what", *_INTEGERS, "value"])
@@ -52,7 +50,7 @@ def write_log(path: Path, log: EventLog, meta: Facts) -> None:
 
 
 def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
-    """A log that `write_log` wrote, and its facts. Raises ConfigError for any other file."""
+    """Return a log of `write_log` and its facts. Raises ConfigError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -69,25 +67,19 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
     for name in ("at_s", *_INTEGERS, "value"):
         column: array[Any] = getattr(log, name)
         for chunk in table.column(name).cast(_arrow_type(column)).chunks:
-            column.frombytes(_bytes(chunk, column.itemsize))
+            width, values = column.itemsize, chunk.buffers()[1]
+            if values is not None:
+                column.frombytes(bytes(values.slice(chunk.offset * width, len(chunk) * width)))
     for chunk in table.column("what").chunks:
         log.what.extend(_happened(chunk, path))
     return log, msgspec.json.decode(facts, type=dict[str, Any])
 
 
 def _numbers(column: array[Any], type: str) -> Any:
-    """A column without a copy, where it has the type already."""
     import pyarrow as pa
 
     whole = pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)])
     return whole.cast(type)
-
-
-def _texts(what: array[int]) -> Any:
-    import pyarrow as pa
-
-    numbers = pa.Array.from_buffers(pa.int8(), len(what), [None, pa.py_buffer(what)])
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES))
 
 
 def _happened(chunk: Any, path: Path) -> list[int]:
@@ -104,27 +96,19 @@ def _arrow_type(column: array[Any]) -> Any:
     return pa.float64() if column.typecode == "d" else {4: pa.int32(), 8: pa.int64()}[column.itemsize]
 
 
-def _bytes(chunk: Any, width: int) -> bytes:
-    values = chunk.buffers()[1]
-    return bytes(values.slice(chunk.offset * width, len(chunk) * width)) if values is not None else b""
-
-
-# ---- timeline for Perfetto
-
-
 MOST_CALLS = 200_000
-"""So many calls are drawn one by one."""
+"""The most calls that are drawn one by one."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
 _SHORT_GAP_S = 0.002
-"""What follows within this time, or a tenth of what a call takes, follows without a gap."""
+"""Shorter gaps, or a tenth of a call, are not drawn."""
 
 Event = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run, whole or not at all; gzipped where the name ends in `.gz`, which Perfetto reads."""
+    """Write the timeline of a run, whole or not at all; gzipped if the name ends in `.gz`."""
     encode = msgspec.json.Encoder().encode
     with draft_of(path) as draft, _opened(draft) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -134,7 +118,6 @@ def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int
 
 
 def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
-    """The events of the timeline."""
     yield _name("process_name", "run", pid=_RUN)
     yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
     yield from _counted("devices", curves.devices.at_s, curves.devices.values)
@@ -144,7 +127,7 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
 
 
 class _Span:
-    """Calls on a row, drawn as one."""
+    """Calls on a row that are drawn as one."""
 
     __slots__ = ("began_at", "calls", "ended_at", "first", "items")
 
@@ -156,7 +139,6 @@ class _Span:
         self.items = 0.0
 
     def follows(self, began_at: float) -> bool:
-        """Whether a call that begins now follows without a gap."""
         gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
         return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
 
@@ -166,143 +148,111 @@ class _Span:
 
 
 class _LibraryRows:
-    """The rows of a library: which are busy, since when, and with which call."""
-
     def __init__(self, pilot: int, ordered_at: float) -> None:
         self.pilot = pilot
         self.ordered_at = ordered_at
         self.ready = False
         self.rows: list[int] = []
-        self.busy: dict[int, tuple[int, float]] = {}
-        """Which row each call runs on, and since when."""
-        self.ranks: dict[int, int] = {}
-        """Of calls that it runs a part of."""
+        self.busy: dict[int, tuple[int, float, int]] = {}
+        """Row, begin and rank of each call."""
         self.spans: dict[int, _Span] = {}
 
     def free_row(self) -> int | None:
-        """A row on which nothing runs."""
-        taken = {row for row, _ in self.busy.values()}
+        taken = {row for row, _, _ in self.busy.values()}
         return next((row for row in self.rows if row not in taken), None)
 
 
 class _Rows:
-    """A pass over the log that draws what ends as it ends."""
+    """A pass over the log that draws each thing when it ends."""
 
     def __init__(self, log: EventLog, *, together: int) -> None:
         self._log = log
         self._together = together
         self._libraries: dict[int, _LibraryRows] = {}
         self._runs_in: dict[int, int] = {}
-        """The library in which each call runs."""
+        """The library of each running call."""
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
-        """How many rows each pilot has beside its own."""
+        """Rows of each pilot next to its own."""
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[Event]:
-        """All events of blocks, pilots, libraries and calls."""
+        """Yield all events of blocks, pilots, libraries and calls: each method draws the rows of its name."""
         log, at_s = self._log, 0.0
-        hears: dict[int, Callable[[float, int], Iterable[Event]]] = {
-            Happened.CALL_BEGAN: lambda at_s, row: self._call_begins(log.library[row], log.call[row], at_s),
-            Happened.CALL_ENDED: lambda at_s, row: self._call_ends(
-                log.library[row], log.call[row], at_s, log.value[row]
-            ),
-            Happened.CALL_LEFT: lambda at_s, row: self._call_leaves(
-                log.library[row], log.call[row], at_s, kept_s=log.value[row]
-            ),
-            Happened.PART_BEGAN: lambda at_s, row: self._part_begins(
-                log.library[row], log.call[row], at_s, rank=int(log.value[row])
-            ),
-            Happened.PART_ENDED: lambda at_s, row: self._part_ends(log.library[row], log.call[row], at_s, ""),
-            Happened.PART_LEFT: lambda at_s, row: self._part_ends(
-                log.library[row], log.call[row], at_s, _end_words(log.value[row])
-            ),
-            Happened.LIBRARY_STARTED: lambda at_s, row: self._library_starts(log.library[row], log.pilot[row], at_s),
-            Happened.LIBRARY_READY: lambda at_s, row: self._library_ready(log.library[row], at_s),
-            Happened.LIBRARY_ENDED: lambda at_s, row: self._library_ends(log.library[row], at_s, cut=True),
-            Happened.PILOT_CAME: lambda at_s, row: self._pilot_comes(log.pilot[row], at_s),
-            Happened.PILOT_WENT: lambda at_s, row: self._pilot_goes(log.pilot[row], at_s),
-            Happened.BLOCK_ASKED: lambda at_s, row: self._block_goes_on(log.block[row], at_s, "in the queue"),
-            Happened.BLOCK_STARTED: lambda at_s, row: self._block_goes_on(log.block[row], at_s, "running"),
-            Happened.BLOCK_OVER: lambda at_s, row: self._block_goes_on(log.block[row], at_s, ""),
+        names = {event: f"_{event.name.lower()}" for event in Happened}
+        draws: dict[int, Callable[[float, int], Iterable[Event]]] = {
+            event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
         }
         yield _name("process_name", "blocks", pid=_BLOCKS)
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
-            hear = hears.get(what)
-            if hear is not None:
-                yield from hear(at_s, row)
+            draw = draws.get(what)
+            if draw is not None:
+                yield from draw(at_s, row)
         for library in list(self._libraries):
-            yield from self._library_ends(library, at_s, cut=False)
+            yield from self._library_over(library, at_s, cut=False)
         for pilot in list(self._pilots):
-            yield from self._pilot_goes(pilot, at_s)
+            yield from self._pilot_over(pilot, at_s)
         for block in list(self._blocks):
-            yield from self._block_goes_on(block, at_s, "")
+            yield from self._block_changed(block, at_s, "")
 
-    # ---- calls
+    # ---- calls, and parts of gangs
 
-    def _call_begins(self, number: int, call: int, at_s: float) -> Iterator[Event]:
-        yield from self._evicted(call, at_s)
-        library = yield from self._begins(number, call, at_s)
-        if library is not None:
-            self._runs_in[call] = number
+    def _call_began(self, at_s: float, row: int) -> Iterator[Event]:
+        call = self._log.call[row]
+        before = self._libraries.get(self._runs_in.pop(call, -1))
+        if before is not None and call in before.busy:  # an old log does not say when it left
+            yield self._cut(before, call, at_s, ", evicted")
+        if self._log.library[row] in self._libraries:
+            yield from self._begins(at_s, row, rank=0)
+            self._runs_in[call] = self._log.library[row]
 
-    def _begins(self, number: int, call: int, at_s: float) -> Generator[Event, None, _LibraryRows | None]:
-        """A library, if it is known, is busy with a call, or with its part of one."""
-        library = self._libraries.get(number)
-        if library is not None:
-            row = library.free_row()
-            if row is None:
-                row = yield from self._new_row(number, library)
-            library.busy[call] = row, at_s
-        return library
+    def _part_began(self, at_s: float, row: int) -> Iterator[Event]:
+        if self._log.library[row] in self._libraries:
+            yield from self._begins(at_s, row, rank=int(self._log.value[row]))
 
-    def _evicted(self, call: int, at_s: float) -> Iterator[Event]:
-        """A call begins that ran elsewhere: the log does not say when it left."""
-        library = self._libraries.get(self._runs_in.pop(call, -1))
-        if library is not None and call in library.busy:
-            row, began_at = library.busy.pop(call)
-            yield _slice(f"call {call}, evicted", began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row)
+    def _begins(self, at_s: float, row: int, *, rank: int) -> Iterator[Event]:
+        number = self._log.library[row]
+        library = self._libraries[number]
+        place = library.free_row()
+        if place is None:
+            place = yield from self._new_row(number, library)
+        library.busy[self._log.call[row]] = place, at_s, rank
 
-    def _call_ends(self, number: int, call: int, at_s: float, items: float) -> Iterator[Event]:
-        library = self._libraries.get(number)
+    def _call_ended(self, at_s: float, row: int) -> Iterator[Event]:
+        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
         if library is None or call not in library.busy:
             return
         del self._runs_in[call]
-        row, began_at = library.busy.pop(call)
-        span = library.spans.get(row)
+        place, began_at, _ = library.busy.pop(call)
+        span = library.spans.get(place)
         if span is not None and not span.follows(began_at):
-            yield _drawn_span(library.pilot, row, library.spans.pop(row))
+            yield _drawn_span(library.pilot, place, library.spans.pop(place))
             span = None
         if span is None:
-            span = library.spans[row] = _Span(call, began_at)
-        span.calls, span.items, span.ended_at = span.calls + 1, span.items + items, at_s
+            span = library.spans[place] = _Span(call, began_at)
+        span.calls, span.items, span.ended_at = span.calls + 1, span.items + self._log.value[row], at_s
         if span.calls >= self._together:
-            yield _drawn_span(library.pilot, row, library.spans.pop(row))
+            yield _drawn_span(library.pilot, place, library.spans.pop(place))
 
-    def _call_leaves(self, number: int, call: int, at_s: float, *, kept_s: float) -> Iterator[Event]:
-        library = self._libraries.get(number)
-        if library is None or call not in library.busy:
-            return
-        self._runs_in.pop(call, None)
-        yield self._cut(library, call, at_s, f"call {call}{_end_words(kept_s)}", lost=not kept_s)
+    def _call_left(self, at_s: float, row: int) -> Iterator[Event]:
+        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
+        if library is not None and call in library.busy:
+            kept_s = self._log.value[row]
+            yield self._cut(library, call, at_s, ", checkpointed" if kept_s else ", lost", lost=not kept_s)
 
-    # ---- parts of gangs
+    _part_left = _call_left
 
-    def _part_begins(self, number: int, call: int, at_s: float, *, rank: int) -> Iterator[Event]:
-        library = yield from self._begins(number, call, at_s)
-        if library is not None:
-            library.ranks[call] = rank
+    def _part_ended(self, at_s: float, row: int) -> Iterator[Event]:
+        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
+        if library is not None and call in library.busy:
+            yield self._cut(library, call, at_s, "")
 
-    def _part_ends(self, number: int, call: int, at_s: float, how: str) -> Iterator[Event]:
-        library = self._libraries.get(number)
-        if library is None or call not in library.ranks:
-            return
-        rank = library.ranks.pop(call)
-        yield self._cut(library, call, at_s, f"call {call}, rank {rank}{how}", lost=how == _end_words(0.0))
-
-    def _cut(self, library: _LibraryRows, call: int, at_s: float, text: str, *, lost: bool) -> Event:
-        """What ends on a row and is always drawn by itself."""
-        row, began_at = library.busy.pop(call)
+    def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> Event:
+        """Draw a call, or a part of one, that is not joined with others on its row."""
+        row, began_at, rank = library.busy.pop(call)
+        if not rank:
+            self._runs_in.pop(call, None)
+        text = f"call {call}{f', rank {rank}' if rank else ''}{how}"
         color = {"cname": "terrible"} if lost else {}
         return _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
 
@@ -317,11 +267,12 @@ class _Rows:
         yield _name("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
         return row
 
-    def _library_starts(self, number: int, pilot: int, at_s: float) -> Iterable[Event]:
-        self._libraries[number] = _LibraryRows(pilot, at_s)
+    def _library_started(self, at_s: float, row: int) -> Iterable[Event]:
+        self._libraries[self._log.library[row]] = _LibraryRows(self._log.pilot[row], at_s)
         return ()
 
-    def _library_ready(self, number: int, at_s: float) -> Iterator[Event]:
+    def _library_ready(self, at_s: float, row: int) -> Iterator[Event]:
+        number = self._log.library[row]
         library = self._libraries.get(number)
         if library is not None and not library.ready:
             library.ready = True
@@ -331,7 +282,10 @@ class _Rows:
         row = library.rows[0] if library.rows else (yield from self._new_row(number, library))
         yield _slice(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
 
-    def _library_ends(self, number: int, at_s: float, *, cut: bool) -> Iterator[Event]:
+    def _library_ended(self, at_s: float, row: int) -> Iterator[Event]:
+        return self._library_over(self._log.library[row], at_s, cut=True)
+
+    def _library_over(self, number: int, at_s: float, *, cut: bool) -> Iterator[Event]:
         library = self._libraries.pop(number, None)
         if library is None:
             return
@@ -340,26 +294,34 @@ class _Rows:
         for row, span in library.spans.items():
             yield _drawn_span(library.pilot, row, span)
         for call in tuple(library.busy):
-            rank = library.ranks.pop(call, 0)
-            if not rank:
-                self._runs_in.pop(call, None)
-            text = f"call {call}, rank {rank}" if rank else f"call {call}"
-            yield self._cut(library, call, at_s, text + (_end_words(0.0) if cut else ""), lost=cut)
+            yield self._cut(library, call, at_s, ", lost" if cut else "", lost=cut)
 
     # ---- pilots and blocks
 
-    def _pilot_comes(self, pilot: int, at_s: float) -> Iterator[Event]:
+    def _pilot_came(self, at_s: float, row: int) -> Iterator[Event]:
+        pilot = self._log.pilot[row]
         self._pilots[pilot] = at_s
         yield _name("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
         yield _name("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
-    def _pilot_goes(self, pilot: int, at_s: float) -> Iterator[Event]:
+    def _pilot_went(self, at_s: float, row: int) -> Iterator[Event]:
+        return self._pilot_over(self._log.pilot[row], at_s)
+
+    def _pilot_over(self, pilot: int, at_s: float) -> Iterator[Event]:
         came_at = self._pilots.pop(pilot, None)
         if came_at is not None:
             yield _slice("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
-    def _block_goes_on(self, block: int, at_s: float, now: str) -> Iterator[Event]:
-        """A block comes into its next state; empty: it is over."""
+    def _block_asked(self, at_s: float, row: int) -> Iterator[Event]:
+        return self._block_changed(self._log.block[row], at_s, "in the queue")
+
+    def _block_started(self, at_s: float, row: int) -> Iterator[Event]:
+        return self._block_changed(self._log.block[row], at_s, "running")
+
+    def _block_over(self, at_s: float, row: int) -> Iterator[Event]:
+        return self._block_changed(self._log.block[row], at_s, "")
+
+    def _block_changed(self, block: int, at_s: float, now: str) -> Iterator[Event]:
         before = self._blocks.pop(block, None)
         if before is None:
             yield _name("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
@@ -367,10 +329,6 @@ class _Rows:
             yield _slice(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
         if now:
             self._blocks[block] = now, at_s
-
-
-def _end_words(kept_s: float) -> str:
-    return ", checkpointed" if kept_s else ", lost"
 
 
 def _drawn_span(pilot: int, row: int, span: _Span) -> Event:
@@ -395,7 +353,6 @@ def _name(kind: str, name: str, *, pid: int, tid: int = 0) -> Event:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """For writing; gzipped by its name, and then without the time."""
     with path.open("wb") as file:
         if path.suffix != ".gz":
             yield file

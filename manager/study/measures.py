@@ -1,11 +1,8 @@
-"""What a run's event log says of it: one pass, curves over time and sums.
+"""Curves and sums of a run from its event log, in one pass.
 
-Times are seconds of virtual time, sums of devices are device-seconds. A call waits from when it comes until it first
-begins, or until the run is cut off; what a lost library ran waits again and counts in the queue, but not in the waits.
-An end that was lost with its pilot before the manager heard of it is followed by another one: the first counts, the
-rest is lost work. What was done before a checkpoint is not lost.
-
-A call that a gang runs is one call. Its members' seconds all count, on each of their devices.
+A call waits from its arrival to its first begin, or to the end of the run; calls of a lost library wait again and
+count in the queue, but not in the waits. The first end of a call counts, a second is lost work. Work before a
+checkpoint is not lost. The seconds of all members of a gang count, on each device.
 """
 
 from __future__ import annotations
@@ -18,10 +15,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import RunOutcome
+from stoker.manager.study.statistics import quantile
 
 
 class Steps:
-    """A number that changes at moments and is constant between them; 0 before the first."""
+    """A value that changes at moments; 0 before the first."""
 
     __slots__ = ("at_s", "values")
 
@@ -32,7 +31,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """The value from now on; at one moment the last one stands."""
+        """Set the value from now on; the last one of a moment counts."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -40,12 +39,10 @@ class Steps:
             self.values.append(value)
 
     def value(self, at_s: float) -> float:
-        """The value at a time."""
         place = bisect_right(self.at_s, at_s)
         return self.values[place - 1] if place else 0.0
 
     def integral(self, *, from_s: float = 0.0, until_s: float) -> float:
-        """Value times seconds between two times."""
         total, before, value = 0.0, from_s, self.value(from_s)
         for place in range(bisect_right(self.at_s, from_s), bisect_right(self.at_s, until_s)):
             total += value * (self.at_s[place] - before)
@@ -54,22 +51,17 @@ class Steps:
 
     @property
     def highest(self) -> float:
-        """The largest value; 0 where there is none."""
         return max(self.values, default=0.0)
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """A run in numbers. `completed`: items done, over time; `devices`: those of pilots that are there; `queue`: calls
-    that have come and do not run; `capacity`: blocks that the sources may have in all.
+    """A run in numbers.
 
-    `ended_at`: when the last call ended, or the end of the log where calls were left (`unfinished`). `waits_s` and
-    `turnarounds_s` are sorted: from a call's coming to its first beginning (or to the end of the run, if it never began
-    and did not fail), and to its end. Of the device-seconds that were held (`held_s`), calls used `useful_s`, `lost_s`
-    went into calls that were cut off, `loading_s` into libraries from their order until they were ready; with several
-    slots a device calls share its seconds, and more are used than held.
-
-    `deadlines`: of calls whose deadline was met or missed for sure when the run ended; `missed`: those that were not
-    met, because the call ended later, or not at all, or failed (`late` has the calls themselves).
+    `completed`: items done; `devices`: of present pilots; `queue`: calls that have arrived and do not run;
+    `capacity`: allowed blocks, all over time. `ended_at`: the last end, or the end of the log if calls were left
+    (`unfinished`). `waits_s`, `turnarounds_s` (sorted): from arrival to first begin, and to the end. Of the held
+    device-seconds (`held_s`), calls used `useful_s`, stopped calls `lost_s`, loads `loading_s`; calls in several
+    slots share seconds. `deadlines`: met or missed ones; `late`: calls that missed theirs.
     """
 
     began_at: float
@@ -95,91 +87,61 @@ class Measures(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> int:
-        """Deadlines that were not met."""
         return len(self.late)
 
     @property
     def violations(self) -> float | None:
-        """The share of the deadlines that were not met; None: there are none."""
         return self.missed / self.deadlines if self.deadlines else None
 
     @property
     def makespan_s(self) -> float:
-        """From the first call's coming to the last one's end."""
         return self.ended_at - self.began_at
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """One pass over a log. `until_s`: when the run was cut off, where it was; else the end of the last call."""
+    """Measure a log. `until_s`: when the run was cut off."""
     return _Pass(log).result(until_s)
 
 
 class _Pass:
-    """Where a pass over the log stands."""
-
     def __init__(self, log: EventLog) -> None:
         self.log = log
         self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0
-        """Calls that are counted only, and have not ended."""
+        """Counted calls that have not ended."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
-        self.bytes: dict[int, float] = {Happened.BYTES_SHARED: 0.0, Happened.BYTES_PEER: 0.0}
+        self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
-        """Calls that have not ended, and when they came."""
+        """Arrival of each open call."""
         self.begun: set[int] = set()
-        """Those of them that have run, or run."""
+        """Open calls that have begun."""
         self.running: dict[int, tuple[float, int]] = {}
-        """Calls that run: since when, and in which library."""
+        """Begin and library of running calls."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
-        """The calls that each library runs."""
+        """Running calls of each library."""
         self.parts: dict[tuple[int, int], float] = {}
-        """Parts of gangs that run, by library and call: since when."""
+        """Begin of parts of gangs, by library and call."""
         self.again: set[int] = set()
-        """Calls that have run to their end more than once."""
+        """Calls that ended more than once."""
         self.devices_of: dict[int, float] = {}
-        """How many devices a library has, where it has several."""
+        """Devices of libraries with several."""
         self.due: dict[int, float] = {}
-        """Deadlines that are neither met nor missed."""
+        """Open deadlines."""
         self.late: dict[int, bool] = {}
-        """Which of the others were missed."""
+        """Whether each other deadline was missed."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
-        """Pilots, and their devices."""
+        """Pilots and their devices."""
         self.may_have: dict[int, float] = {}
-        """The capacity of each source, in blocks."""
+        """Blocks of each source."""
 
     def result(self, until_s: float | None) -> Measures:
-        """Go through it, and sum up."""
         log = self.log
+        names = {event: f"_{event.name.lower()}" for event in Happened}
         hears: dict[int, Callable[[float, int], None]] = {
-            Happened.CALL_CAME: self._call_came,
-            Happened.CALL_BEGAN: self._call_began,
-            Happened.CALL_ENDED: self._call_ended,
-            Happened.CALL_FAILED: self._call_failed,
-            Happened.CALL_DUE: self._call_due,
-            Happened.CALL_LEFT: self._call_left,
-            Happened.PART_BEGAN: self._part_began,
-            Happened.PART_ENDED: self._part_ended,
-            Happened.PART_LEFT: self._part_left,
-            Happened.LIBRARY_STARTED: self._library_started,
-            Happened.LIBRARY_READY: self._library_ready,
-            Happened.LIBRARY_ENDED: self._library_ended,
-            Happened.PILOT_CAME: self._pilot_came,
-            Happened.PILOT_WENT: self._pilot_went,
-            Happened.CAPACITY: self._capacity_changed,
-            Happened.BYTES_SHARED: self._bytes_moved,
-            Happened.BYTES_PEER: self._bytes_moved,
-            Happened.CALLS_CAME: self._calls_came,
-            Happened.CALLS_BEGAN: self._calls_began,
-            Happened.CALLS_BACK: self._calls_back,
-            Happened.CALLS_ENDED: self._calls_ended,
-            Happened.CALLS_FAILED: self._calls_failed,
-            Happened.SECONDS_USED: self._seconds_used,
-            Happened.SECONDS_LOST: self._seconds_lost,
-            Happened.WAITED: self._waited,
-            Happened.TOOK: self._took,
+            event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
         }
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
             hear = hears.get(what)
@@ -195,7 +157,7 @@ class _Pass:
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
             self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
-            self.lost_s, self.loading_s, self.bytes[Happened.BYTES_SHARED], self.bytes[Happened.BYTES_PEER],
+            self.lost_s, self.loading_s, self.shared_bytes, self.peer_bytes,
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
@@ -263,7 +225,6 @@ class _Pass:
             self._waits(at_s, more=1)
 
     def _keeps(self, ran_s: float, row: int) -> None:
-        """What was run is useful up to a checkpoint."""
         kept_s = min(self.log.value[row], ran_s)
         self.useful_s += kept_s * self._devices_of(row)
         self.lost_s += (ran_s - kept_s) * self._devices_of(row)
@@ -339,7 +300,7 @@ class _Pass:
 
     def _library_ended(self, at_s: float, row: int) -> None:
         self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # the log of an older version does not say it before
+        for call in self.held_by.pop(self.log.library[row], ()):  # old logs do not end the calls first
             self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
             if call in self.open:
                 self._waits(at_s, more=1)
@@ -349,24 +310,109 @@ class _Pass:
         self.devices.set(at_s, sum(self.here.values()))
 
     def _pilot_went(self, at_s: float, row: int) -> None:
-        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it had connected
+        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it connected
             self.devices.set(at_s, sum(self.here.values()))
 
-    def _capacity_changed(self, at_s: float, row: int) -> None:
+    def _capacity(self, at_s: float, row: int) -> None:
         self.may_have[self.log.block[row]] = self.log.value[row]
         self.capacity.set(at_s, sum(self.may_have.values()))
 
-    def _bytes_moved(self, _: float, row: int) -> None:
-        self.bytes[self.log.what[row]] += self.log.value[row]
+    def _bytes_shared(self, _: float, row: int) -> None:
+        self.shared_bytes += self.log.value[row]
+
+    def _bytes_peer(self, _: float, row: int) -> None:
+        self.peer_bytes += self.log.value[row]
 
     def _waits(self, at_s: float, *, more: int) -> None:
         self.waiting += more
         self.queue.set(at_s, self.waiting)
 
     def _stops(self, call: int, *, otherwise: float = 0.0) -> float:
-        """A call does not run any more: since when it did."""
         if call not in self.running:
             return otherwise
         since, library = self.running.pop(call)
         self.held_by[library].discard(call)
         return since
+
+
+# ---- tokens of engines
+
+
+class TokenFigures(msgspec.Struct, frozen=True):
+    """Quantiles over ended calls to engines, in seconds.
+
+    Time to first token, mean time per output token, longest gap. `objectives`: calls with one; `met`: those whose
+    tokens were all in time (SLINFER eq. 1).
+    """
+
+    objectives: int
+    met: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    gap_p99_s: float
+
+    @property
+    def met_share(self) -> float | None:
+        return self.met / self.objectives if self.objectives else None
+
+
+def token_figures(log: EventLog) -> TokenFigures | None:
+    """Return the figures of a run; None if no call to an engine ended."""
+    counted = Happened.CALLS_CAME in log.what  # a row is a class then, and says how many calls are in it
+    kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
+    found = {what: array("d") for what in kinds}
+    for what, call, value in zip(log.what, log.call, log.value, strict=True):
+        if what in found:
+            found[Happened(what)].extend([value] * (call if counted else 1))
+    first, mean, gap, late = (array("d", sorted(found[what])) for what in kinds)
+    if not first:
+        return None
+    return TokenFigures(
+        objectives=len(late), met=sum(each <= 0 for each in late),
+        ttft_p50_s=quantile(first, 0.5), ttft_p99_s=quantile(first, 0.99),
+        tpot_p50_s=quantile(mean or array("d", [0.0]), 0.5), tpot_p99_s=quantile(mean or array("d", [0.0]), 0.99),
+        gap_p99_s=quantile(gap or array("d", [0.0]), 0.99),
+    )  # fmt: skip
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """A run in the few numbers of a table. Seconds, device-seconds, shares from 0 to 1.
+
+    `items_per_s`: over the whole run. `busy`: share of the held device time in which any call ran. `wait_p50_s`,
+    `wait_p95_s`: see `Measures.waits_s`. `bound_s`: no policy can end before; None = not computed, or never.
+    `in_time`: share of deadlines that were met; None = none, or calls were counted. `warm_s`: in which any
+    library had the device.
+    """
+
+    items_per_s: float
+    held_s: float
+    busy: float
+    lost_s: float
+    loads: int
+    wait_p50_s: float
+    wait_p95_s: float
+    shared_bytes: float
+    peer_bytes: float
+    bound_s: float | None = None
+    in_time: float | None = None
+    warm_s: float = 0.0
+    tokens: TokenFigures | None = None
+
+    @property
+    def violations(self) -> float | None:
+        return None if self.in_time is None else 1.0 - self.in_time
+
+
+def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
+    violations = measured.violations
+    waits = measured.waits_s or [0.0]
+    return Figures(
+        items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0, held_s=measured.held_s,
+        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # more than 1 is rounding
+        lost_s=measured.lost_s, loads=log.what.count(Happened.LIBRARY_READY),
+        wait_p50_s=quantile(waits, 0.5), wait_p95_s=quantile(waits, 0.95), shared_bytes=measured.shared_bytes,
+        peer_bytes=measured.peer_bytes, bound_s=bound_s, in_time=None if violations is None else 1.0 - violations,
+        warm_s=outcome.warm_s, tokens=token_figures(log),
+    )  # fmt: skip

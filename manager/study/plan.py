@@ -1,19 +1,12 @@
-"""When a run would be finished, what it would take, and with how many pilots of which walltime: asked of the simulator
+"""When a run would end, its device time, and with how many pilots of which walltime: asked of the simulator
 before anything is submitted.
 
-The world is made from what was measured (`evidence`), with the site's own rules for blocks and its walltime. It is
-simulated under several seeds. A seed decides the queue's waits, the spread of loads and calls, which pilots are lost
-and when, and how wrong the measured means are (each is off by its standard error): so the range over seeds is wide
-where little was measured.
+The world comes from measurements (`evidence`) and the site's rules. A seed decides queue waits, spreads, lost
+pilots, and the error of each measured mean, so the range over seeds is wide where little was measured. Many calls
+are simulated as fewer longer ones.
 
-A source gives as many blocks as the site file allows. A pilot that is lost makes a dip of a second in the capacity;
-the block that follows it waits in the queue as any other. Many calls are simulated as fewer longer ones, at least
-`CALLS` in all, `CALLS_A_DEVICE` a device and `CALLS_A_WALLTIME` in a pilot's time: of what the forecast says only the
-spread at the very end depends on it, and by a percent or so what pilots leave unused at theirs.
-
-Left out: the load of the cluster by others, the time of the day, links (a load takes as long as it took), and that
-short jobs start sooner in most queues. Contexts are taken to serve one call at a time. The policies are those that the
-site file names, as a session would have them.
+Left out: other users' load, time of day, links, and that short jobs start sooner. Contexts serve one call at a
+time.
 """
 
 from __future__ import annotations
@@ -32,10 +25,9 @@ from stoker.manager.live.attendants import source_of
 from stoker.manager.live.session_policies import agreed, find, policies_for
 from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.policies.prompt_tuner.residency import WarmPools
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World, limited
 from stoker.manager.study.evidence import Evidence, MeasuredTime, Reason, Sureness, Work
 from stoker.manager.study.statistics import quantile
 from stoker.protocol.blocks import Rule
@@ -45,17 +37,17 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""What takes this much longer at most is as good, if it needs less."""
+"""A plan that takes at most this much longer is as good if it needs less."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
-"""Walltimes of a run whose calls are longer than one, after which it is called one that is never done."""
+"""Walltimes after which a run of calls longer than one is called never done."""
 _CONTEXT = "context"
 _ASKED = 1_000
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The middle of what may come, and what it exceeds, and is exceeded by, in one case of ten."""
+    """Median, and the values that one case in ten is below and above."""
 
     p10: float
     p50: float
@@ -63,7 +55,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on so many blocks at most, of a walltime (0 = none). Infinite times: it was not done in any useful time."""
+    """A run on at most `blocks` blocks of a walltime (0 = none). Infinite times: never done."""
 
     blocks: int
     walltime_s: float
@@ -72,9 +64,11 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """What to expect of a run. `as_written`: as the site file says. `by_blocks` and `by_walltime`: with others than it
-    says; `best_blocks` and `best_walltime_s`: the least that is as good as any (0: a walltime does not matter here).
-    `price` is of a device-hour, in the site's own money; 0 = not said. `policy`: those that decide, by name."""
+    """The forecast of a run.
+
+    `as_written`: by the site file. `by_blocks`, `by_walltime`: with others; `best_blocks`, `best_walltime_s`: the
+    least that is as good as any (0: irrelevant). `price`: of a device-hour, 0 = unknown.
+    """
 
     site: str
     work: Work
@@ -92,7 +86,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
-    """Simulate the work on the site, as it is written and otherwise. `tell` hears what is being looked at."""
+    """Simulate the work on the site, as written and otherwise. `tell` receives what is being simulated."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
@@ -101,16 +95,13 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     found: dict[tuple[int, float], PlanForecast] = {}
 
     def forecast_of(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
-        """The forecast of so many blocks and this walltime: the same one, wherever it is shown."""
         if (blocks, walltime_s) not in found:
-            found[blocks, walltime_s] = simulate_all(blocks, walltime_s, seeds=seeds)
+            if tell is not None:
+                tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
+            finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)
+            hours = _range([seconds / _HOUR_S for seconds in device_s])
+            found[blocks, walltime_s] = PlanForecast(blocks, walltime_s, _range(finished), hours)
         return found[blocks, walltime_s]
-
-    def simulate_all(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
-        if tell is not None:
-            tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
-        finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)
-        return PlanForecast(blocks, walltime_s, _range(finished), _range([seconds / _HOUR_S for seconds in device_s]))
 
     source = source_of(site, kept=False)
     most = source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most
@@ -126,24 +117,14 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
         by_walltime = [forecast_of(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
     return RunPlan(
-        site=site.name,
-        work=work,
-        kind=evidence.kind,
-        devices=evidence.devices,
-        as_written=as_written,
-        by_blocks=tuple(by_blocks),
-        by_walltime=tuple(by_walltime),
-        best_blocks=best_blocks,
+        site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
+        by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
         best_walltime_s=_least(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
-        price=site.provider.price,
-        sureness=evidence.sureness,
-        reasons=evidence.reasons,
-        policy=str(agreed([site])),
-    )
+        price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
+    )  # fmt: skip
 
 
 def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
-    """The least of those that are as good as the quickest."""
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
@@ -153,7 +134,7 @@ def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], f
 
 
 def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
-    """How many calls are simulated as one. `each_s`: what one takes. One as long as a walltime would never be done."""
+    """Return how many calls of `each_s` seconds are simulated as one."""
     least = max(CALLS, CALLS_A_DEVICE * devices)
     if walltime_s:
         least = max(least, math.ceil(CALLS_A_WALLTIME * work.calls * each_s / walltime_s))
@@ -163,7 +144,6 @@ def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) 
 def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
-    """When the last call has ended, and the seconds that devices were here."""
     source = source_of(site, kept=False)
     run = _off(evidence.run, Stream(seed, "plan/run"))
     load = _off(evidence.load, Stream(seed, "plan/load"))
@@ -178,40 +158,25 @@ def _simulate(
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:
         until_s = min(until_s, _HOPELESS * (walltime_s + evidence.wait.mean_s + evidence.boot.mean_s))
-    is_fixed = source.rule is Rule.FIXED
     model = SourceModel(
-        name=source.name,
-        kind=evidence.kind,
+        name=source.name, kind=evidence.kind, devices=evidence.devices, nodes=source.nodes,
         capacity=_capacity(blocks, evidence.lost_per_s * source.nodes, until_s=2 * alone_s + _HOUR_S, seed=seed),
-        devices=evidence.devices,
-        nodes=source.nodes,
-        wait_s=Duration(evidence.wait.mean_s),
-        wait_cv=evidence.wait.cv,
-        boot_s=Duration(evidence.boot.mean_s),
-        boot_cv=evidence.boot.cv,
-        walltime_s=Duration(walltime_s),
-        rule=source.rule,
-        init_blocks=blocks if is_fixed else min(source.first, blocks),
-        min_blocks=min(source.least, blocks),
-        max_blocks=blocks,
-        keep_pending=source.keep_pending,
-        idle_s=Duration(source.idle_s),
-        finish_within_s=Duration(source.finish_within_s),
-    )
+        wait_s=Duration(evidence.wait.mean_s), wait_cv=evidence.wait.cv, boot_s=Duration(evidence.boot.mean_s),
+        boot_cv=evidence.boot.cv, walltime_s=Duration(walltime_s), rule=source.rule,
+        init_blocks=blocks if source.rule is Rule.FIXED else min(source.first, blocks),
+        min_blocks=min(source.least, blocks), max_blocks=blocks, keep_pending=source.keep_pending,
+        idle_s=Duration(source.idle_s), finish_within_s=Duration(source.finish_within_s),
+    )  # fmt: skip
     context = ContextModel(
         device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
-        load_s={"": Duration(load.mean_s)},
-        load_cv=load.cv,
-        call_s={"": Duration(each_s * calls_each)},
+        load_s={"": Duration(load.mean_s)}, load_cv=load.cv, call_s={"": Duration(each_s * calls_each)},
         item_cv=run.cv / math.sqrt(shares),
-    )
+    )  # fmt: skip
     poll_s = 0.0 if site.is_local else float(site.provider.poll_s)
     world = World(
-        devices={evidence.kind: DeviceKind(Size(evidence.memory_bytes))},
-        sources=(model,),
-        contexts={_CONTEXT: context},
-        delays=Delays(poll_s=Duration(poll_s)),
-    )
+        devices={evidence.kind: DeviceKind(Size(evidence.memory_bytes))}, sources=(model,),
+        contexts={_CONTEXT: context}, delays=Delays(poll_s=Duration(poll_s)),
+    )  # fmt: skip
     arrivals = (Arrival(0.0, _CONTEXT) for _ in range(calls))
     outcome = Simulation(limited(world, awareness), arrivals, _policies(site, alone_s), seed=seed).run(until_s=until_s)
     done = outcome.complete and not outcome.failed
@@ -219,7 +184,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Those of the site. What waits is asked about a thousand times, not each second of a run of many hours."""
+    """Return the site's policies, asked about waiting calls a thousand times a run instead of each second."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -229,12 +194,10 @@ def _policies(site: Site, alone_s: float) -> Policies:
 
 
 def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
-    """The same, but as far off as its mean may be."""
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 
 
 def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> tuple[tuple[float, int], ...]:
-    """So many blocks, less one for a moment whenever one is lost."""
     steps: list[tuple[float, int]] = [(0.0, blocks)]
     if not lost_per_s:
         return tuple(steps)

@@ -1,10 +1,7 @@
-"""What is drawn of a run: few enough points for a picture, however many calls there were, and small enough to keep for
-hundreds of runs.
+"""Curves of runs with few enough points for a picture, and plots as PNG and SVG.
 
-Plots of simulated runs, as PNG for a page and SVG for a paper.
-
-One line a policy: the median over its seeds, in a band from the least to the most of them. What is drawn depends on the
-runs alone: not on a display, on the settings of whoever draws, or on the day, so the same runs give the same files.
+One line per policy: the median over its seeds in a band from least to most. Plots depend on the runs alone, not
+on display, settings or date: the same runs give the same files.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -27,18 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# ---- curves of a run
-
-
 POINTS = 1_000
-"""So many steps of a curve are kept. A picture has about as many columns."""
+"""Steps that are kept of a curve."""
 SHARES = tuple(number / 200 for number in range(201))
-"""Of which shares of all calls the times are kept."""
+"""Shares of calls whose times are kept."""
 
 
 class Curves(msgspec.Struct, frozen=True):
-    """One run. The curves are those of `Measures`; `waits_s` and `turnarounds_s` are the quantiles at `SHARES`, in
-    seconds, and empty where no call began or ended."""
+    """One run: curves of `Measures`, and quantiles of waits and turnarounds at `SHARES` (empty without calls)."""
 
     ended_at: float
     completed: Steps
@@ -49,7 +43,6 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 def curves_of(measures: Measures) -> Curves:
-    """What is drawn of a run that was measured."""
     return Curves(
         measures.ended_at,
         thinned(measures.completed),
@@ -61,7 +54,7 @@ def curves_of(measures: Measures) -> Curves:
 
 
 def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
-    """The same curve with at most `points` steps: as it is, or sampled at equal distances. First and last stay."""
+    """Return the curve with at most `points` steps, sampled at equal distances. First and last stay."""
     if len(steps.at_s) <= points:
         return steps
     first, last = steps.at_s[0], steps.at_s[-1]
@@ -74,14 +67,11 @@ def _quantiles(values: array[float]) -> tuple[float, ...]:
     return tuple(quantile(values, share) for share in SHARES) if values else ()
 
 
-# ---- pictures
-
-
 Runs = Mapping[str, Sequence[Curves]]
-"""The runs of each policy, one a seed. Policies keep their order, and so their colours."""
+"""Runs of each policy, one a seed, in the order of their colours."""
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's, which people with any kind of colour vision tell apart, the strongest first."""
+"""Okabe and Ito's, distinct for all colour vision."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
 _PNG_DOTS_PER_INCH = 160
@@ -95,16 +85,19 @@ _UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.
 
 
 def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
-    """Draw the runs into a folder that is there: `completed`, `devices`, `queue` over time, and `times`, how long calls
-    waited and took. The paths of the files, a PNG and an SVG each.
+    """Draw `completed`, `devices`, `queue` over time and `times` into a folder. Return the paths, a PNG and an SVG
+    each.
 
-    Raises StokerError where matplotlib is not installed, ValueError where there are no runs.
+    Raises StokerError without matplotlib, ValueError without runs.
     """
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")
     drawn: dict[str, tuple[int, Callable[..., None]]] = {
-        "completed": (1, _completed), "devices": (1, _devices), "queue": (1, _queue), "times": (2, _times)
-    }  # fmt: skip
+        "completed": (1, partial(_over_time, value=lambda run, at_s: run.completed.value(at_s), words="items done")),
+        "devices": (1, partial(_over_time, value=_until_end(lambda run: run.devices), words="devices")),
+        "queue": (1, partial(_over_time, value=_until_end(lambda run: run.queue), words="calls that wait")),
+        "times": (2, _times),
+    }
     paths: list[Path] = []
     with style() as figure_of:
         for name, (panels, draw) in drawn.items():
@@ -112,7 +105,9 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
             axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
             draw(*axes, runs)
             axes[0].set_title(title)
-            _legend(figure, *axes[0].get_legend_handles_labels())
+            handles, labels = axes[0].get_legend_handles_labels()
+            if len(labels) > 1:
+                figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
             for path in (folder / f"{name}.png", folder / f"{name}.svg"):
                 no_facts = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
                 with draft_of(path) as draft:
@@ -123,7 +118,6 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
 
 @contextmanager
 def style() -> Iterator[Callable[..., Any]]:
-    """Our settings instead of whatever this user has. Gives the class of figures, which need no display."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -141,23 +135,11 @@ def style() -> Iterator[Callable[..., Any]]:
 # ---- what is drawn
 
 
-def _completed(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.completed.value(at_s))
-    axes.set_ylabel("items done")
+def _until_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], float]:
+    return lambda run, at_s: curve(run).value(at_s) if at_s <= run.ended_at else 0.0
 
 
-def _devices(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.devices.value(at_s) if at_s <= run.ended_at else 0.0)
-    axes.set_ylabel("devices")
-
-
-def _queue(axes: Axes, runs: Runs) -> None:
-    _over_time(axes, runs, lambda run, at_s: run.queue.value(at_s) if at_s <= run.ended_at else 0.0)
-    axes.set_ylabel("calls that wait")
-
-
-def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) -> None:
-    """A curve a policy. A run that is over holds no devices and has no queue; what it has done stays done."""
+def _over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
     end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
     unit_s, unit = _unit(end_s)
@@ -168,6 +150,7 @@ def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) 
             least, most = [min(column) for column in columns], [max(column) for column in columns]
             axes.fill_between(shown, least, most, step="post", color=look["color"], alpha=0.18, linewidth=0.0)
         axes.step(shown, [median(column) for column in columns], where="post", label=label, **look)
+    axes.set_ylabel(words)
     axes.set_xlim(0.0, end_s / unit_s)
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel(f"time ({unit})")
@@ -184,7 +167,6 @@ def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
 def _distribution(
     axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str
 ) -> None:  # fmt: skip
-    """For each share of all calls its time, on the mean over the seeds."""
     lines = []
     for label, of_policy, look in _styled_runs(runs):
         known = [times_of(run) for run in of_policy if times_of(run)]
@@ -199,19 +181,11 @@ def _distribution(
 
 
 def _styled_runs(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, Any]]]:
-    """Each policy that has runs, and how its lines look."""
     for number, (policy, of_policy) in enumerate(runs.items()):
         if of_policy:
             dashes = _DASHES[number // len(COLORS) % len(_DASHES)]
             yield policy, of_policy, {"color": COLORS[number % len(COLORS)], "linestyle": dashes}
 
 
-def _legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Names for the lines, below them, where they hide nothing; one line needs none."""
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
-
-
 def _unit(longest_s: float) -> tuple[float, str]:
-    """Seconds of the unit that times up to this one are shown in, and its name."""
     return next((unit_s, name) for least_s, unit_s, name in _UNITS if longest_s >= least_s)

@@ -1,4 +1,4 @@
-"""The folder of a study: what was simulated, and everything that came of it.
+"""The folder of a study: its scenario and its results.
 
 scenario.toml     what was simulated, all changes in it: `stoker simulate` takes it again
 results.json      each run, and the table over all of them
@@ -23,8 +23,8 @@ from stoker.errors import ConfigError, StokerError
 from stoker.manager.live.session_policies import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow
-from stoker.manager.study.figures import Figures
 from stoker.manager.study.log_files import read_log, write_timeline
+from stoker.manager.study.measures import Figures
 from stoker.manager.study.plots import write_plots
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label, scenario_text
@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Something that was written: what it is, the files, and in words what it is good for, or why it is not there."""
+    """Written files: their kind and purpose, or the reason why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -43,7 +43,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """A run in `results.json`. `log` counts from the folder."""
+    """A run in `results.json`. `log` is relative to the folder."""
 
     policy: str
     seed: int
@@ -54,7 +54,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class StudyResults(msgspec.Struct, frozen=True):
-    """`results.json`. `complete`: whether every run that was asked for is there."""
+    """`results.json`. `complete`: every requested run is there."""
 
     stoker: str
     scenario: str
@@ -64,9 +64,9 @@ class StudyResults(msgspec.Struct, frozen=True):
 
 
 def make(name: str, *, out: Path | None) -> Path:
-    """A new folder, with one for logs in it: `out`, or one below `runs` with the name and the date.
+    """Create a folder with one for logs: `out`, or one in `runs` by name and date.
 
-    Raises ConfigError when `out` is not empty, or cannot be made.
+    Raises ConfigError if `out` is not empty or cannot be made.
     """
     folder = out or _fresh(Path("runs"), name)
     try:
@@ -79,8 +79,7 @@ def make(name: str, *, out: Path | None) -> Path:
 
 
 def keep_policies(folder: Path, policies: Sequence[str]) -> None:
-    """Copy the files of policies into a new folder: what is simulated again from it decides as it did, whatever has
-    become of them. Raises ConfigError."""
+    """Copy the files of policies into the folder, so that a rerun decides the same. Raises ConfigError."""
     for number, policy in enumerate(policies):
         try:
             copy_policy(policy, folder, alone=f"{POLICIES}/{number}")
@@ -89,7 +88,6 @@ def keep_policies(folder: Path, policies: Sequence[str]) -> None:
 
 
 def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
-    """Remove logs of runs that were stopped while they wrote them, and a folder in which nothing was done."""
     of_runs = {Path(run.log).name for run in runs}
     for path in (folder / LOGS).iterdir():
         if path.name not in of_runs:
@@ -100,14 +98,13 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
-        except OSError:  # somebody has something in it
+        except OSError:  # the folder has other files
             return
 
 
 def results_of(
     scenario: Scenario, runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, complete: bool
 ) -> StudyResults:
-    """What `results.json` says, and `--json` as well."""
     facts = [
         RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
         for run in runs
@@ -118,8 +115,6 @@ def results_of(
 def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
-    """Write what comes of runs that are done, one after another, the cheap things first. What cannot be drawn on this
-    machine says why."""
     logs = tuple(sorted(run.log for run in runs))
     yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))

@@ -21,25 +21,19 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.live.session_policies import find
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.families import contexts_named, of_lengths
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
-from stoker.manager.sim.workload import contexts_of
-from stoker.manager.sim.world import World
-from stoker.manager.study.figures import Figures, figures_of
+from stoker.manager.sim.workload import contexts_named, contexts_of, of_lengths
+from stoker.manager.sim.world import World, limited
 from stoker.manager.study.log_files import write_log
-from stoker.manager.study.measures import measure
+from stoker.manager.study.measures import Figures, figures_of, measure
 from stoker.manager.study.plots import Curves, curves_of
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
 from stoker.tracebacks import lines_of_user_code
 from stoker.units import show_seconds
-
-# ---- processes
-
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -47,13 +41,15 @@ Tell = Callable[..., None]
 
 
 class DiedError(StokerError):
-    """A process died over a task. Facts: `task`, `how` (a signal or an exit code, in words), `code`."""
+    """A process died in a task. Facts: `task`, `how` (signal or exit code), `code`."""
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`; what `do` gives `tell` is heard here. It must be picklable, as must tasks
-    and results, and raise nothing but StokerErrors. Used as a context manager: when it is left, none of the processes
-    is there any more."""
+    """Processes that call `do(task, tell)`.
+
+    `do`, tasks and results must be picklable; `do` raises only StokerErrors. As a context manager it leaves no
+    process.
+    """
 
     def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
@@ -79,7 +75,7 @@ class Workers(Generic[Task, Result]):
             process.join()
 
     def each(self, todo: Sequence[Task], *, hear: Tell) -> Iterator[Result]:
-        """What comes of the tasks, as they are done. Raises what `do` raised, and DiedError."""
+        """Yield results as tasks are done; `hear` receives progress. Raises what `do` raised, and DiedError."""
         left = iter(todo)
         for connection in self._processes:
             self._give(connection, left)
@@ -99,7 +95,7 @@ class Workers(Generic[Task, Result]):
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # it is gone: hearing it will tell
+            with contextlib.suppress(OSError):  # the process ended: `_hear` raises
                 connection.send(task)
             return
 
@@ -117,9 +113,7 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes that are started meanwhile never hear of Ctrl-C: that is the parent's to answer, which keeps what is
-    done. One that comes meanwhile is heard here afterwards."""
-    resource_tracker.ensure_running()  # as starting a process does, which would end the blocking below
+    resource_tracker.ensure_running()  # starting a process does it too, and would unblock SIGINT below
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -128,13 +122,11 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
-    """A process: task after task, until nobody asks for another."""
-
     def send(kind: type | None, what: Any) -> None:
         try:
             connection.send((kind, what))
         except OSError:
-            raise SystemExit from None  # who asked is gone
+            raise SystemExit from None  # the parent has ended
 
     while True:
         try:
@@ -147,21 +139,18 @@ def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
             send(StokerError, error)
 
 
-# ---- runs
-
-
 TellProgress = Callable[[str, int, float, int], None]
-"""Hears of a run that goes on: its policy, its seed, the time in its world in seconds, calls that have ended."""
+"""Receives policy, seed, simulated time in seconds, ended calls."""
 
 
 STUCK_S = 10 * 86_400.0
-"""A run in which no call ends for so long is given up."""
+"""Seconds without an end of a call after which a run is given up."""
 MOST_STILL = 200
-"""A run that says so often that it is at the same moment is given up: that is millions of events."""
+"""Progress reports at one moment after which a run is given up (millions of events)."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """One run that is done. `log`: where its event log lies; `wall_s`: how long it took here."""
+    """A finished run. `log`: path of its event log; `wall_s`: real seconds."""
 
     policy: str
     seed: int
@@ -181,11 +170,10 @@ def run_all(
     jobs: int = 1,
     tell: TellProgress | None = None,
 ) -> Generator[FinishedRun, None, None]:
-    """Simulate the scenario with every policy under every seed, and give back each run as it is done. Event logs go
-    into `folder`, which is there. The runs of the first policy also have a bound in their figures.
+    """Simulate the scenario with every policy under every seed; yield each run as it is done.
 
-    Raises SimulationError, naming policy and seed, at the first run that cannot go on; others are then given up. So
-    are they when the caller stops asking.
+    Event logs go into `folder`. Runs of the first policy have a bound. Raises SimulationError at the first run
+    that cannot continue, and gives up the others, as when the caller stops.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_do, scenario=scenario, folder=folder)
@@ -202,7 +190,7 @@ def run_all(
 
 
 class _PlannedRun(msgspec.Struct, frozen=True):
-    """What is to be simulated, and whether the bound is wanted as well."""
+    """A policy and seed to simulate, with or without a bound."""
 
     policy: str
     seed: int
@@ -221,7 +209,7 @@ def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Pat
         raise
     except OSError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
-    except Exception as error:  # a policy of somebody's own may raise anything
+    except Exception as error:  # a user's policy may raise anything
         lines = "\n".join(lines_of_user_code(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
@@ -233,9 +221,9 @@ def _deaf(*_: Any) -> None:
 def run_one(
     scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: TellProgress = _deaf
 ) -> FinishedRun:
-    """Simulate a scenario once, here; with `bound`, also say what no policy could do better.
+    """Simulate a scenario once.
 
-    Raises SimulationError, and ConfigError for a policy or a trace that is none.
+    Raises SimulationError, and ConfigError for a bad policy or trace.
     """
     began = time.perf_counter()
     chosen = find(policy)
@@ -263,8 +251,7 @@ def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
 
 
 class StallWatch:
-    """Hears how far a run is, and stops one in which nothing ends any more while its clock goes on, or in which the
-    clock stands still."""
+    """Reports progress, and stops a run in which no call ends any more or the clock stands still."""
 
     def __init__(self, tell: Callable[[float, int], None]) -> None:
         self._tell = tell
@@ -274,7 +261,6 @@ class StallWatch:
         self._still = 0
 
     def __call__(self, now_s: float, ended: int) -> None:
-        """The time in the world, in seconds, and the calls that have ended. Raises SimulationError."""
         if ended != self._ended:
             self._ended, self._since_s = ended, now_s
         if now_s - self._since_s > STUCK_S:
@@ -293,5 +279,5 @@ class StallWatch:
 
 
 def log_name(policy: str, seed: int) -> str:
-    """What the event log of a run is called: `default-0.parquet`."""
+    """Return the name of a run's event log: `default-0.parquet`."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label(policy)).strip('-.')}-{seed}.parquet"

@@ -1,50 +1,15 @@
-"""Scenarios: a world, the calls that come, and the policies to compare in it. One TOML file each.
+"""Scenarios: a world, the calls that come, and the policies to compare in it, in one TOML file (docs/scenarios.md).
 
-    name = "pool"
-    about = "one line for those who choose among scenarios"
-    policies = ["default"]               shipped ones by name, one's own as "module:Class" or "path.py:Class"
-    seeds = 10                           how often each is simulated: seeds 0 to 9
-    until = "2 h"                        where a run is cut off; left out: when the last call has ended
+`[workload]` is a `stoker.manager.sim.workload`, `[world]` a `stoker.manager.sim.world`. A file is checked as a whole,
+and its world must be one in which runs can end (`stoker.manager.sim.check`).
 
-    [workload]                           `stoker.manager.sim.workload`
-    kind = "sweep"
-    context = "llm"
-    inputs = 10_000
-    items = 10
-
-    [world.devices.a10]                  `stoker.manager.sim.world`
-    memory = "24 GB"
-
-    [[world.sources]]
-    name = "backfill"
-    kind = "a10"
-    capacity = [[0, 8], [900, 4]]        blocks that may run, from these seconds on
-    max_blocks = 8
-
-    [world.contexts.llm]
-    device_memory = "7 GB"
-    load = { "" = "20 s" }               by kind of device; "" stands for all others
-    item = { "" = "0.5 s" }
-
-    [world.links]
-    shared = "2 GB/s"
-
-    [outputs]
-    plots = true
-    timeline = true
-
-A file is checked as a whole when it is read, as a site file is; and the world is one in which runs can end
-(`stoker.manager.sim.check`).
-
-`--set key=value` changes a setting before the file is read. A key is a path with dots, as the headers of the file have
-it (`world.links.shared`); in a list of tables a table goes by its name, or its place from 0
-(`world.sources.pool.capacity`). `world.` may be left out. A value is TOML; what is none is text. Step times of an
-engine are a table, or name the file that `stoker profile --json` has written.
+`--set key=value` changes a setting before the file is read. A key is a path with dots (`world.links.shared`); a table
+in a list goes by its name or its place from 0 (`world.sources.pool.capacity`). `world.` may be left out. A value is
+TOML, else text. Step times of an engine are a table, or name a file of `stoker profile --json`.
 """
 
 from __future__ import annotations
 
-import difflib
 import enum
 import json
 import math
@@ -60,34 +25,33 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, line_of, parse_toml
+from stoker.config_errors import did_you_mean, explain, line_of, parse_toml
 from stoker.contexts.step_times import StepTimes
 from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
-from stoker.manager.sim.families import contexts_named
-from stoker.manager.sim.workload import Workload, contexts_of
+from stoker.manager.sim.workload import Workload, contexts_named, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
 
-# ---- --set
-
 
 class Override(NamedTuple):
-    """One setting that was changed: as it was given, and its path in the data (places in lists, not names)."""
+    """One changed setting: as given, and its path in the data."""
 
     text: str
     path: tuple[str, ...]
 
 
 _NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of things with names. One that is not there is a slip: what was made of it would be wanted by nobody."""
+"""Tables of named things: an unknown name there is a slip."""
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
-    """Change one setting of `data`, in place. `top` and `world`: the settings at the top of a scenario and of its
-    world. Whether the setting exists is seen when the scenario is read. Raises ConfigError."""
+    """Change one setting of `data` in place.
+
+    `top` and `world`: settings of a scenario and its world. Raises ConfigError.
+    """
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
     if not equals or not all(written):
@@ -114,7 +78,6 @@ def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], wor
 
 
 def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
-    """Go one table down; one that is not there yet is made."""
     if isinstance(here, list):
         place = _place(here, part, text)
         return here[int(place)], place
@@ -124,7 +87,6 @@ def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
 
 
 def _place(tables: list[Any], part: str, text: str) -> str:
-    """The place of a table in a list, from its name or its place."""
     names = [str(table.get("name", "")) if isinstance(table, dict) else "" for table in tables]
     if part in names:
         return str(names.index(part))
@@ -135,8 +97,7 @@ def _place(tables: list[Any], part: str, text: str) -> str:
 
 def _unknown(part: str, names: Iterable[str], text: str) -> ConfigError:
     known = list(names)
-    close = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    hint = did_you_mean(part, known, cutoff=0.5, otherwise=f"there are {', '.join(known) or 'none'}")
     return ConfigError(f"--set {text}: there is no {part}; {hint}", key=part)
 
 
@@ -148,19 +109,15 @@ def _value(text: str) -> Any:
     return read["value"] if len(read) == 1 else text.strip()
 
 
-# ---- step profiles
-
-
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Put what the files hold in the place of their names. They count from `folder`. Raises ConfigError with facts
-    `file` and `key`."""
+    """Replace names of profile files, relative to `folder`, by their content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
             engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
 
 
 def read_profile(path: Path) -> StepTimes:
-    """The step times of a file, which holds a whole profile or `times` alone. Raises ConfigError."""
+    """Return the step times of a file with a profile, or `times` alone. Raises ConfigError."""
     try:
         data = path.read_bytes()
         found = msgspec.json.decode(data)
@@ -177,7 +134,6 @@ def read_profile(path: Path) -> StepTimes:
 
 
 def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The engines of all contexts, as far as the scenario has the shape of one."""
     found: Any = [data]
     for key in ("world", "contexts", "*", "engine", "*"):
         inner = [each.values() if key == "*" else [each.get(key)] for each in found]
@@ -185,23 +141,20 @@ def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
     return list(found)
 
 
-# ---- scenario files
-
-
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class CallDetail(enum.Enum):
-    """What a run's event log says of calls."""
-
     EACH = "each"
     COUNTED = "counted"
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written. `calls`: a row in the event log for all that happens to each call, or counts for every second,
-    which is for millions of short requests. Beside the logs, `plots`: PNG and SVG; `timeline`: of the first run, for
-    Perfetto."""
+    """Files that are written.
+
+    `calls`: a row for each event of a call, or counts each second (for millions of requests). `plots`: PNG and
+    SVG; `timeline`: of the first run, for Perfetto.
+    """
 
     calls: CallDetail = CallDetail.EACH
     plots: bool = True
@@ -209,7 +162,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A scenario file that was read and found possible. `until_s`: where runs are cut off; 0 = nowhere."""
+    """A checked scenario file. `until_s`: end of runs; 0 = none."""
 
     name: Name
     about: str = ""
@@ -225,8 +178,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check_policies(policies: Sequence[str], *, setting: str = "policies") -> None:
-    """Raise ValueError for policies that cannot be compared: there are none, one has an impossible name, or two are
-    called the same. `setting`: where they were named."""
+    """Raise ValueError for no policies, an impossible name, or two with one label. `setting`: where they were named."""
     if not policies:
         raise ValueError(f"{setting}: name at least one")
     for policy in policies:
@@ -237,18 +189,16 @@ def check_policies(policies: Sequence[str], *, setting: str = "policies") -> Non
 
 
 def label(policy: str) -> str:
-    """What people read: a policy in a file goes by the file's name, wherever it lies."""
     file = policy_file(policy)
     return f"{Path(file).name}{policy[len(file) :]}" if file else policy
 
 
 def shipped() -> dict[str, Path]:
-    """Scenario files that come with Stoker, by name."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").glob("*.toml"))}
 
 
 def find_scenario(text: str | os.PathLike[str]) -> Path:
-    """The file that is meant: a path, or the name of a shipped scenario. Raises ConfigError with the nearest name."""
+    """Return the file of a path or a shipped scenario's name. Raises ConfigError with the nearest name."""
     path, known = Path(text).expanduser(), shipped()
     if path.is_file():
         return path
@@ -256,14 +206,12 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
         return known[str(text)]
     if path.is_dir():
         raise ConfigError(f"{text} is a folder; name the scenario's file, or one that ships: {', '.join(known)}")
-    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"shipped are {', '.join(known)}"
+    hint = did_you_mean(path.stem, known, cutoff=0.5, otherwise=f"shipped are {', '.join(known)}")
     raise ConfigError(f"{text}: no such file, and no scenario of this name; {hint}", file=str(text))
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with settings changed (`stoker.manager.study.scenario`). Files of traces and policies
-    count from the scenario's folder; in what is given back their paths are absolute.
+    """Return the scenario of a file with settings changed. Files of traces and policies become absolute.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -276,7 +224,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    """Return the scenario of `text`; `file` is its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
@@ -291,8 +239,7 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
 
 
 def read(kind: type, value: Any) -> Any:
-    """What a scenario file says in words: rates, sizes, durations, each with its unit. A `dec_hook` for msgspec. Raises
-    UnitError."""
+    """Convert rates, sizes and durations with units: a `dec_hook` for msgspec. Raises UnitError."""
     return Rate(parse_rate(value)) if kind is Rate else read_unit(kind, value)
 
 
@@ -315,7 +262,6 @@ def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: st
 
 
 def _refused(problem: str, path: tuple[str, ...], made: Sequence[Override], *, text: str, file: str) -> ConfigError:
-    """An error that names what is to be mended: what was given as `--set`, or a line of the file."""
     line, key = line_of(path, text), path[-1]
     for change in reversed(made):
         if change.path[: len(path)] == path or path[: len(change.path)] == change.path:
@@ -333,19 +279,14 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
         workload["file"] = str(folder / Path(workload["file"]).expanduser())
 
 
-# ---- scenarios as text
-
-
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def scenario_text(scenario: Scenario) -> str:
-    """The file that reads back as this scenario. What is as it would be anyway is left out."""
     return "\n".join(_table(scenario, at="")) + "\n"
 
 
 def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
-    """The settings of a struct, then the tables in it."""
     kind = struct.__struct_config__.tag_field
     if kind:
         yield f"{kind} = {_written(struct.__struct_config__.tag)}"
@@ -364,7 +305,6 @@ def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is written below a header: a struct, or structs by name or in a list."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
     return any(isinstance(each, msgspec.Struct) and not each.__struct_config__.array_like for each in inside)
 
@@ -392,28 +332,25 @@ def _written(value: Any) -> str:
         case Duration():
             return f'"{_decimal(value)} s"'
         case Rate():
-            return '"unlimited"' if math.isinf(value) else f'"{_rate(value)}"'
+            if math.isinf(value):
+                return '"unlimited"'
+            return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
-        case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
+        case str():  # TOML escapes as JSON does, and DEL as well
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
             return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"
         case tuple():
             return f"[{', '.join(map(_written, value))}]"
-        case msgspec.Struct():  # one that is written as a list
+        case msgspec.Struct():  # a struct that is written as a list
             return _written(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)
 
 
 def _decimal(number: float) -> str:
-    """Without an exponent, and so that the same number is read back."""
     return f"{Decimal(repr(float(number))):f}".removesuffix(".0")
-
-
-def _rate(rate: float) -> str:
-    return f"{_size(int(rate))}/s" if rate.is_integer() else f"{_decimal(rate)} B/s"
 
 
 def _size(size: int) -> str:

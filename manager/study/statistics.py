@@ -1,12 +1,9 @@
 """Means with 95 % intervals over few seeds, and quantiles.
 
-Seeds are independent runs, so the mean of n of them has Student's t interval with n - 1 degrees of freedom. t's
-distribution function is a finite sum for whole degrees (Abramowitz and Stegun, "Handbook of Mathematical Functions",
-26.7.3 and 26.7.4), which is inverted here by halving: exact to the last digits, and scipy is not needed for it.
-
-Two policies see the same world under the same seed (`stoker.chance`). So the interval of their *difference*, seed by
-seed, is the one to compare them by: what the seed does to both falls out of it (common random numbers; Law,
-"Simulation Modeling and Analysis", on variance reduction).
+A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For whole degrees t's
+distribution function is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
+26.7.4), inverted here by bisection. Policies are compared by their difference seed by seed (common random
+numbers; Law, "Simulation Modeling and Analysis").
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import msgspec
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
-    """A mean over `runs` runs, and half the width of its 95 % interval (None for one run: nothing is known of it)."""
+    """A mean over `runs` runs, and half the width of its 95 % interval (None for one run)."""
 
     mean: float
     half_width: float | None
@@ -28,17 +25,15 @@ class MeanEstimate(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
-        """Where the interval begins; the mean where there is none."""
         return self.mean - (self.half_width or 0.0)
 
     @property
     def high(self) -> float:
-        """Where it ends."""
         return self.mean + (self.half_width or 0.0)
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate:
-    """The mean of independent runs. Raises ValueError for none, or for a value that is not a number."""
+    """Return the mean of independent runs. Raises ValueError for none, or a value that is not finite."""
     if not values:
         raise ValueError("a mean of no runs")
     if not all(map(math.isfinite, values)):
@@ -50,15 +45,16 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
-    """How much larger the first are than the others, seed by seed. Raises ValueError unless they are as many."""
+    """Return by how much `values` exceed `others`, seed by seed. Raises ValueError for unequal lengths."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")
     return estimate([value - other for value, other in zip(values, others, strict=True)])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed, interpolated between neighbours (as numpy does; Hyndman and
-    Fan's type 7). `values` are sorted. Raises ValueError for none."""
+    """Return the interpolated quantile of sorted values (numpy's default; Hyndman and Fan's type 7). Raises
+    ValueError.
+    """
     if not values or not 0.0 <= share <= 1.0:
         raise ValueError(f"no quantile {share} of {len(values)} values")
     place = share * (len(values) - 1)
@@ -69,7 +65,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @lru_cache(maxsize=256)
 def t_quantile(share: float, *, degrees: int) -> float:
-    """The value below which this share of Student's t distribution lies; `share` between 0.5 and 1, 1 excluded."""
+    """Return the quantile of Student's t; `share` from 0.5 to 1, 1 excluded."""
     if not (0.5 <= share < 1.0 and degrees >= 1):
         raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
     low, high = 0.0, math.pi / 2
@@ -83,7 +79,6 @@ def t_quantile(share: float, *, degrees: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """The share of t between -x and x, for angle = atan(x / sqrt(degrees))."""
     cosine, odd = math.cos(angle), degrees % 2
     term = cosine if odd else 1.0
     total = term if degrees > 1 else 0.0

@@ -1,44 +1,32 @@
-"""Recorded workloads as calls: CSV and JSON files, plain or gzipped; who wrote a trace decides what a row of it means.
+"""Recorded workloads as calls: CSV and JSON files, plain or gzipped.
 
-Rows become calls as they are read, so a trace may be larger than memory. Times count from the first row where the file
-has dates or a clock of its own (Philly, ElasticFlow, Azure), and are taken as they stand elsewhere. A row that comes
-before the one above it is refused, with one exception: the published Philly trace is in no order at all, and is read
-whole and sorted.
-
-What the formats lack:
-
-- Jobs (Philly, ElasticFlow) name no context and no calls. A job on n GPUs becomes n calls, each as long as the job: the
-  GPU-seconds are the job's, but nothing keeps the n together.
-- Requests (Azure, SLINFER) are one item each; their lengths are the call's. Policies know the input's; the output's is
-  the engine's, and shows when the call has ended.
-- Philly's times are local ones without an offset. They are taken as they stand, so the end of summer time moves what
-  follows it by an hour.
+Times count from the first row in formats with dates or an own clock. A row before the one above it is refused;
+only the published Philly trace, which has no order, is read whole and sorted. A job on n GPUs (Philly,
+ElasticFlow) becomes n independent calls of its length. A request (Azure, SLINFER) is one item; policies know its
+input's length only.
 """
 
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import heapq
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import BinaryIO, assert_never
+from typing import BinaryIO
 
 import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.decoding import HEAD_BYTES, not_utf8, other_format, wrong_byte
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
-
-# ---- tables in files
-
 
 _WHOLE = re.compile(r"\s*[0-9]{1,18}\s*")
 _SIGNED = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
@@ -47,7 +35,7 @@ _SHOWN = 60
 
 
 class TableRow:
-    """One row: its cells by column, and where it stands."""
+    """One row: its cells by column, and its line."""
 
     __slots__ = ("_cells", "_columns", "line", "path")
 
@@ -61,18 +49,17 @@ class TableRow:
         return field in self._columns
 
     def wrong(self, field: str, what: str) -> ConfigError:
-        """The error that says what is wrong with a field of this row."""
         return wrong(self.path, self.line, field, what)
 
     def text(self, field: str) -> str:
-        """What stands there. Raises ConfigError for nothing."""
+        """Return the text of a field. Raises ConfigError if it is empty."""
         text = self._cells[self._columns[field]].strip()
         if not text:
             raise self.wrong(field, "is empty")
         return text
 
     def whole(self, field: str, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        """A whole number within bounds. Raises ConfigError."""
+        """Return a whole number within bounds. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         pattern = _SIGNED if least < 0 else _WHOLE
         if not pattern.fullmatch(text) or not least <= int(text) <= most:
@@ -80,14 +67,22 @@ class TableRow:
         return int(text)
 
     def number(self, field: str) -> float:
-        """A number that is not negative. Raises ConfigError."""
+        """Return a number of at least 0. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         if not _NUMBER.fullmatch(text) or not 0.0 <= float(text) < math.inf:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
+    def whole_or(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
+        """Return a whole number, or `otherwise` without the column."""
+        return self.whole(field, least=least, most=most) if field in self._columns else otherwise
+
+    def number_or(self, field: str, otherwise: float) -> float:
+        """Return a number, or `otherwise` without the column."""
+        return self.number(field) if field in self._columns else otherwise
+
     def date(self, field: str) -> float:
-        """A date with its time, as seconds since 1970; without a time zone it is taken for UTC. Raises ConfigError."""
+        """Return a date as seconds since 1970, UTC unless it has a zone. Raises ConfigError."""
         text = self._cells[self._columns[field]].strip()
         try:
             when = datetime.fromisoformat(text)
@@ -97,58 +92,61 @@ class TableRow:
 
 
 def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
-    """The rows of a CSV file, as they are read. `needs`: columns that must be there; `knows`: all that may be (None:
-    any). Blank lines are passed over. Raises ConfigError with facts `file`, `line` and `key`, where known."""
+    """Yield the rows of a CSV file.
+
+    `needs`: required columns; `knows`: allowed ones (None: any). Raises ConfigError with facts `file`, `line` and
+    `key`, where known.
+    """
+    reader, columns = csv.reader(()), dict[str, int]()
     try:
         with open_bytes(path) as file:
             reader = csv.reader(_lines(file, path), strict=True)
-            columns: dict[str, int] | None = None
-            for cells in _rows(reader, path):
+            for cells in reader:
                 if not cells or cells == [""]:
                     continue
-                if columns is None:
+                if not columns:
                     columns = _header(path, reader.line_num, cells, needs=needs, knows=knows)
                 elif len(cells) != len(columns):
                     what = f"has {len(cells)} fields where the header has {len(columns)}"
                     raise wrong(path, reader.line_num, "", what)
                 else:
                     yield TableRow(path, reader.line_num, columns, cells)
-            if columns is None:
+            if not columns:
                 raise ConfigError(f"{show_path(path)}: the file is empty: there is not even a header", file=str(path))
+    except csv.Error as error:
+        raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    """`file: line N: field: what is wrong`."""
+    """Return the error `file: line N: field: what is wrong`."""
     parts = (show_path(path), f"line {line}", field, what) if field else (show_path(path), f"line {line}", what)
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """The error for a file that is not there, or whose bytes are not what they should be."""
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
     return ConfigError(f"{show_path(path)}: {why}", file=str(path))
 
 
 def show_path(path: Path) -> str:
-    """A path as people write it: from the working folder, for what lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a text file as bytes, unpacked if it is gzipped. Raises ConfigError for another format, and OSError."""
+    """Open a text file as bytes, unpacked if gzipped. Raises ConfigError for another format, and OSError."""
     file = path.open("rb")
     head = file.read(HEAD_BYTES)
     file.seek(0)
-    if not head.startswith(b"\x1f\x8b"):
-        if what := other_format(head):
-            file.close()
-            raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
-        return file
-    file.close()
-    return gzip.open(path, "rb")  # type: ignore[return-value]
+    if head.startswith(b"\x1f\x8b"):
+        file.close()
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if what := other_format(head):
+        file.close()
+        raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
+    return file
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
@@ -159,22 +157,13 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
             raise wrong(path, number, "", wrong_byte(error.start + 1, raw[error.start])) from None
 
 
-def _rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None  # type: ignore[attr-defined]
-
-
 def _header(
     path: Path, line: int, cells: list[str], *, needs: tuple[str, ...], knows: tuple[str, ...] | None
 ) -> dict[str, int]:
     names = [cell.strip() for cell in cells]
     for name in names:
         if knows is not None and name not in knows:
-            close = difflib.get_close_matches(name, knows, n=1, cutoff=0.6)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(knows)}"
-            raise wrong(path, line, name or "header", f"is not a column that is known; {meant}")
+            raise wrong(path, line, name or "header", f"is not a column that is known; {did_you_mean(name, knows)}")
         if names.count(name) > 1:
             raise wrong(path, line, name or "header", "stands twice in the header")
     for name in needs:
@@ -187,9 +176,6 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
-# ---- formats of traces
-
-
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
 _MOST_MEMBERS = 1_000_000
@@ -200,18 +186,17 @@ _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWI
 def arrivals_of(
     workload: Workload, *, seed: int, folder: Path, contexts: Collection[str] = ()
 ) -> Iterator[Arrival]:  # fmt: skip
-    """The calls of any workload: drawn under `seed`, or read from a trace. See `read_trace` for the rest."""
+    """Return the calls of any workload: drawn under `seed`, or read from a trace (`read_trace`)."""
     if isinstance(workload, Trace):
         return read_trace(workload, folder=folder, contexts=contexts)
     return arrivals(workload, seed=seed)
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """The calls of a trace, in order of time, as they are read. Its file counts from `folder`; `contexts` are those
-    that there are (empty: any), which matters to a file that names them itself.
+    """Return the calls of a trace in order of time.
 
-    The first call is read at once. Raises ConfigError with facts `file`, `line` and `key`, where known: here for a file
-    that cannot be read, has no call or another header, later for a bad row.
+    `folder`: base of its path; `contexts`: known ones (empty: any). The first call is read at once. Raises
+    ConfigError with facts `file`, `line` and `key`, where known; for bad rows later.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
     calls = _cut(_calls(path, trace, contexts), trace)
@@ -225,24 +210,12 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
 
 
 def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    names = _Names(trace)
-    match trace.format:
-        case TraceFormat.PHILLY:
-            return _philly(path, trace, names)
-        case TraceFormat.ELASTICFLOW:
-            return _elasticflow(path, trace, names)
-        case TraceFormat.AZURE_LLM:
-            return _azure_llm(path, trace, names)
-        case TraceFormat.SLINFER:
-            return _slinfer(path, trace, names)
-        case TraceFormat.CSV:
-            return _plain(path, trace, contexts)
-        case _:
-            assert_never(trace.format)
+    if trace.format is TraceFormat.CSV:
+        return _plain(path, trace, contexts)
+    return _READERS[trace.format](path, trace, _Names(trace))
 
 
 def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
-    """What the scenario wants of them, with its clock."""
     start_s, end_s = float(trace.start_s), trace.start_s + trace.for_s if trace.for_s else math.inf
 
     def wanted() -> Iterator[Arrival]:
@@ -256,22 +229,18 @@ def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
 
 
 class _Names:
-    """Which context stands for a name of the trace's."""
-
     def __init__(self, trace: Trace) -> None:
         given = (trace.context,) if isinstance(trace.context, str) else trace.context
         self._turns = cycle(given) if all(given) else None
         self._known = dict(trace.contexts)
 
     def context(self, name: str) -> str | None:
-        """The context; None where the scenario gives none."""
         known = self._known.get(name)
         if known is None and self._turns is not None:
             known = self._known[name] = next(self._turns)
         return known
 
     def of(self, row: TableRow, field: str) -> str:
-        """The context for what stands in a field."""
         name = row.text(field)
         context = self.context(name)
         if context is None:
@@ -288,7 +257,6 @@ class _Clock:
         self._last = -math.inf
 
     def at(self, row: TableRow, time_s: float, *, since_first: bool = True) -> float:
-        """When a row comes."""
         if time_s < self._last:
             raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
         self._last = time_s
@@ -321,7 +289,6 @@ def _elasticflow(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 def _job(
     row: TableRow, trace: Trace, *, at_s: float, context: str, gpus: str = "num_gpus", deadline_s: float = 0.0
 ) -> Iterator[Arrival]:
-    """A job as calls, one a GPU."""
     duration_s, number = row.number("duration"), row.whole(gpus, least=1, most=_MOST_GPUS)
     items = math.ceil(duration_s / trace.item_s)
     if not 1 <= items <= _MOST_ITEMS:
@@ -339,7 +306,6 @@ def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
 
 def _request(trace: Trace, at_s: float, context: str, input_length: int, output: int) -> Arrival:
-    """A request. No policy knows its output beforehand; what ended before tells them what to expect."""
     return Arrival(
         at_s, context, trace.items, input_length, 0, trace.priority, float(trace.deadline_s), trace.gang,
         output=output, objective=trace.tokens.objective,
@@ -353,31 +319,21 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
         if "context" in row:
             context = row.text("context")
             if contexts and context not in contexts:
-                close = difflib.get_close_matches(context, contexts, n=1, cutoff=0.6)
-                meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(contexts))}"
+                meant = did_you_mean(context, sorted(contexts))
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
             raise row.wrong("context", "neither the header has this column, nor does the scenario name a context")
-        items = row.whole("items", least=1) if "items" in row else trace.items
+        items = row.whole_or("items", trace.items, least=1)
+        bound, number, whole = 1_000_000, row.number_or, row.whole_or
         yield Arrival(
-            clock.at(row, row.number("at_s"), since_first=False),
-            context,
-            items,
-            row.whole("input_length") if "input_length" in row else 0,
-            row.whole("expected_output") if "expected_output" in row else 0,
-            row.whole("priority", least=-1_000_000, most=1_000_000) if "priority" in row else trace.priority,
-            row.number("deadline_s") if "deadline_s" in row else float(trace.deadline_s),
-            _gang(row, trace),
-            row.number("fixed_s") if "fixed_s" in row else 0.0,
-            row.whole("items_done", most=items) if "items_done" in row else 0,
-            row.whole("output") if "output" in row else 0,
-            objective,
-            shared_s=row.number("shared_s") if "shared_s" in row else 0.0,
-        )
+            clock.at(row, row.number("at_s"), since_first=False), context, items, whole("input_length", 0),
+            whole("expected_output", 0), whole("priority", trace.priority, least=-bound, most=bound),
+            number("deadline_s", float(trace.deadline_s)), _gang(row, trace), number("fixed_s", 0.0),
+            whole("items_done", 0, most=items), whole("output", 0), objective, shared_s=number("shared_s", 0.0),
+        )  # fmt: skip
 
 
 def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
-    """On how many libraries a row's call may run; of one bound alone the scenario has the other."""
     least, most = trace.gang
     if "gang_most" in row:
         most = row.whole("gang_most", least=1, most=_MOST_MEMBERS)
@@ -392,8 +348,6 @@ def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
 
 
 class _TracedFunction(msgspec.Struct, frozen=True):
-    """One function: when its requests come, and how long they are."""
-
     name: str = msgspec.field(name="HashFunction")
     timestamps: tuple[float, ...]
     input: tuple[int, ...]
@@ -450,7 +404,14 @@ def _functions(path: Path) -> list[_TracedFunction]:
 
 
 def _in_function(path: Path, place: int, function: _TracedFunction, field: str, what: str) -> ConfigError:
-    """JSON has all of it in one line: the function and the place in its list say where."""
     return ConfigError(
         f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field
     )
+
+
+_READERS: dict[TraceFormat, Callable[[Path, Trace, _Names], Iterator[Arrival]]] = {
+    TraceFormat.PHILLY: _philly,
+    TraceFormat.ELASTICFLOW: _elasticflow,
+    TraceFormat.AZURE_LLM: _azure_llm,
+    TraceFormat.SLINFER: _slinfer,
+}

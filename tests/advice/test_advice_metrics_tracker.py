@@ -14,7 +14,7 @@ from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, 
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
-from stoker.manager.policies.unpacking import LIMIT
+from stoker.manager.policies.reactions import LIMIT
 
 
 def track(lines: Iterable[str], **totals: float) -> LoggedProgress:

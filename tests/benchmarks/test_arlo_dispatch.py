@@ -18,7 +18,7 @@ from benchmarks.papers.arlo.dispatch import (
     pack_shortest_runtime,
     strategies,
 )
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
 """Levels: length, capacity, outstanding requests of each instance."""

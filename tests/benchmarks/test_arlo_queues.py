@@ -10,8 +10,8 @@ from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import SYSTEMS, Case, Measures, simulate
 from benchmarks.papers.arlo.fleet import Agenda, Fleet, Replacements
 from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, make_trace
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 SHORT_S, LONG_S = 0.010, 0.040
 

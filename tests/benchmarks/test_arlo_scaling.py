@@ -7,8 +7,8 @@ import pytest
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, percentile, release_one
 from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import Trace
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 SLO_S = 0.1
 

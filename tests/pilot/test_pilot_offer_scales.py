@@ -17,7 +17,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.core.nouns import Context
-from stoker.manager.policies.sizes import known_bytes
+from stoker.manager.policies.where_to_load import known_bytes
 from stoker.pilot.agent.offers import OfferScales
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed

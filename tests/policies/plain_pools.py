@@ -6,8 +6,7 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.policies.prompt_tuner.job_queue import PoolJob, by_deadline
-from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
+from stoker.manager.policies.prompt_tuner.scheduling import Pool, PoolJob, Promise, by_deadline
 
 
 def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
@@ -44,7 +43,6 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
 
 
 def _spare(waits: Sequence[PoolJob], pool: Pool, *, idle: int, now: float) -> int:
-    """Idle replicas that no delayed job counts on."""
     free = _free_at(pool, now=now, idle=idle)
     for job in waits:
         if job.deadline_at and not job.is_lost(now):

@@ -1,15 +1,28 @@
-"""`arlo` at the seams, over a toy cluster: small cases, whose answer is known by hand."""
+"""`arlo`: its allocation against all choices and against integer programs, and its seams over a toy cluster."""
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Sequence
+from math import ceil, inf
 from typing import Any
 
 import pytest
 from core.toy import Toy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.manager.core import story
 from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
+from stoker.manager.policies.arlo.allocation import (
+    LatencyTable,
+    NotEnoughDevicesError,
+    RuntimeDemand,
+    allocate,
+    cost_of,
+)
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 
@@ -40,7 +53,6 @@ class Family(Toy):
         return self.ask(*(f"{name}{tokens}-{n}" for n in range(count)), tokens=tokens, **how)
 
     def hot(self) -> dict[str, int]:
-        """Ready libraries of each runtime."""
         found: dict[str, int] = {}
         for library in self.core.state.libraries.values():
             if library.state is LibraryState.READY:
@@ -51,7 +63,6 @@ class Family(Toy):
         return {key: context.served for key, context in self.core.state.contexts.items() if context.served}
 
     def where(self, name: str) -> str:
-        """The runtime that holds a call."""
         return self.core.state.calls[self.ids[name]].holder.context.recipe.key  # type: ignore[union-attr,index]
 
 
@@ -91,9 +102,7 @@ def test_a_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) ->
     assert {key: t.served()[key] - before[key] for key in before} == {"r64": 1, "r128": 1, "r256": 1}
 
 
-def test_a_call_is_demoted_when_its_runtime_is_congested_and_the_next_is_clearly_emptier(family: Any) -> None:
-    """In ten seconds a library answers 40, 20 and 10 calls. The 35th call is over 0.85 of 40, and the next level is
-    empty; its threshold is 0.85 x 0.9, so that it takes 16."""
+def test_a_call_is_demoted_from_a_congested_to_an_emptier_runtime(family: Any) -> None:
     t = warmed(family(), devices=3)
     assert t.hot() == {"r64": 1, "r128": 1, "r256": 1}
     t.many(34, tokens=20)
@@ -103,7 +112,7 @@ def test_a_call_is_demoted_when_its_runtime_is_congested_and_the_next_is_clearly
     t.run()
 
 
-def test_where_every_level_is_congested_the_shortest_takes_it_and_then_calls_wait(family: Any) -> None:
+def test_if_every_level_is_congested_the_shortest_takes_the_call(family: Any) -> None:
     t = warmed(family(), devices=3)
     before = len(t.ended)
     t.many(34 + 16 + 7, tokens=20)
@@ -130,7 +139,6 @@ def test_a_call_whose_runtime_has_no_instance_runs_in_a_longer_one(family: Any) 
 
 
 def test_a_call_whose_runtime_dies_is_placed_anew(family: Any) -> None:
-    """Its pilot held the only library of the runtime; what it held goes on in the longer one at once."""
     t = family(out_of_service=0.5)
     t.pilot("p1")
     t.ask("w1", tokens=256).run()
@@ -158,7 +166,6 @@ def test_calls_of_no_family_are_served_as_by_default(family: Any) -> None:
 
 
 def test_devices_follow_the_lengths_that_come(family: Any) -> None:
-    """Short calls fill nine devices of ten, and then long ones do: the plan of 120 s follows."""
     t = family(period_s=60.0)
     t.pilot("p1", devices=10, memory="40 GB")
     for minute in range(12):
@@ -188,8 +195,7 @@ def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
-def test_a_runtime_of_unknown_size_takes_the_place_of_one_that_fills_the_device(family: Any) -> None:
-    """Nothing is declared: what the longest was measured to take is taken for the others."""
+def test_a_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -> None:
     t = family(out_of_service=0.5, declares="")
     t.pilot("p1", devices=2, memory="1.5 GB")
     t.ask("first", tokens=256).run()
@@ -213,7 +219,6 @@ def test_the_last_library_of_the_longest_runtime_stays(family: Any) -> None:
 
 
 def test_the_devices_that_are_left_are_planned_for_at_once(family: Any) -> None:
-    """The pilot with the only library of the longest runtime dies, and the plan that wanted it is not old yet."""
     t = family(out_of_service=0.5)
     t.pilot("p1")
     t.ask("first", tokens=256).run()
@@ -230,7 +235,7 @@ def test_the_devices_that_are_left_are_planned_for_at_once(family: Any) -> None:
     assert t.ended["long"].ok
 
 
-def test_a_runtime_that_fails_to_load_is_left_out_and_the_others_serve_its_calls(family: Any) -> None:
+def test_other_runtimes_serve_calls_of_one_that_fails_to_load(family: Any) -> None:
     t = family(broken={64: "it does not compile"})
     t.pilot("p1", devices=4)
     for second in range(30):
@@ -255,3 +260,199 @@ def test_it_rests_when_no_calls_come(family: Any) -> None:
     events = len(t.past)
     t.run(until=t.now + 3600.0)
     assert len(t.past) - events < 5
+
+
+def demand(requests: float, *, request_s: float, objective_s: float = 0.15) -> RuntimeDemand:
+    capacity = max(1, int(objective_s / request_s))
+    return RuntimeDemand(requests, capacity, LatencyTable.one_by_one(request_s, capacity=capacity))
+
+
+def every(devices: int, runtimes: Sequence[RuntimeDemand]) -> list[tuple[int, ...]]:
+    least = [runtime.least for runtime in runtimes]
+    least[-1] = max(1, least[-1])
+    counts = (range(each, devices + 1) for each in least)
+    return [chosen for chosen in itertools.product(*counts) if sum(chosen) == devices]
+
+
+@st.composite
+def curved(draw: st.DrawFn) -> LatencyTable:
+    steps = draw(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0.0, 0.05)), min_size=1, max_size=4))
+    points = [(1.0, draw(st.floats(0.001, 0.02)))]
+    for requests, seconds in steps:
+        points.append((points[-1][0] + requests, points[-1][1] + seconds))
+    return LatencyTable(tuple(points))
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> list[RuntimeDemand]:
+    found = []
+    for number in range(draw(st.integers(1, 4))):
+        request_s = 0.001 * (number + 1) * draw(st.floats(0.8, 1.3))
+        plain = demand(draw(st.floats(0, 300)), request_s=request_s)
+        table = draw(st.one_of(st.just(plain.latency), curved()))
+        found.append(RuntimeDemand(plain.requests, plain.capacity, table))
+    return found
+
+
+@given(st.integers(1, 9), demands())
+def test_nothing_that_is_allowed_costs_less(devices: int, runtimes: list[RuntimeDemand]) -> None:
+    allowed = every(devices, runtimes)
+    if not allowed:
+        with pytest.raises(NotEnoughDevicesError):
+            allocate(devices, runtimes)
+        return
+    found = allocate(devices, runtimes)
+    assert found.instances in allowed
+    assert found.latency_s == pytest.approx(cost_of(found.instances, runtimes))
+    assert found.latency_s <= min(cost_of(each, runtimes) for each in allowed) * (1 + 1e-6)
+
+
+def test_requests_that_fit_nowhere_else_are_demoted() -> None:
+    short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
+    assert cost_of((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
+    assert allocate(2, [short, long]).instances == (1, 1)
+
+
+def test_the_longest_runtime_always_has_an_instance() -> None:
+    assert allocate(5, [demand(300, request_s=0.001), demand(0, request_s=0.004)]).instances == (4, 1)
+
+
+def test_with_too_few_devices_it_says_how_many_are_filled() -> None:
+    with pytest.raises(NotEnoughDevicesError, match="fill 3 devices, and there are 2") as raised:
+        allocate(2, [demand(320, request_s=0.001), demand(0, request_s=0.004)])
+    assert raised.value.needed == 3
+
+
+def test_a_latency_table_is_linear_between_its_points_and_beyond_them() -> None:
+    table = LatencyTable(((1, 1.0), (3, 2.0), (5, 5.0)))
+    assert [table.mean_s(requests) for requests in (0, 1, 2, 3, 4, 5, 7)] == [1, 1, 1.5, 2, 3.5, 5, 8]
+    assert (table.is_convex, LatencyTable(((1, 1.0), (2, 3.0), (3, 4.0))).is_convex) == (True, False)
+    for points in ((), ((1, 2.0), (1, 3.0)), ((1, 2.0), (2, 1.0))):
+        with pytest.raises(ValueError, match="rising points"):
+            LatencyTable(points)
+
+
+numpy = pytest.importorskip("numpy", reason="numpy is not installed: pip install stoker[test]")
+optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed: pip install stoker[test]")
+
+Problem = list[tuple[int, int, float]]
+"""Of each runtime: its requests in one period, the capacity of an instance, the seconds of one request."""
+
+
+def problem(rng: random.Random, *, devices: int, runtimes: int, load: float, least: float = 0.0) -> Problem:
+    """Requests for so much of the devices, in runtimes that get slower as they get longer; a runtime's share of the
+    work may be small, but not below `least` in relation to the largest."""
+    objective_s = 0.15
+    shares = [least + (1 - least) * rng.random() ** 3 for _ in range(runtimes)]
+    found = []
+    for number, share in enumerate(shares):
+        request_s = objective_s * (number + 2) / (runtimes + 1) / 20
+        requests = int(load * devices * objective_s / request_s * share / sum(shares))
+        found.append((requests, int(objective_s / request_s), request_s))
+    return found
+
+
+def drawn_demands(of: Problem) -> list[RuntimeDemand]:
+    return [RuntimeDemand(q, m, LatencyTable.one_by_one(s, capacity=m)) for q, m, s in of]
+
+
+def cost(served: int, count: int, request_s: float) -> float:
+    """What `served` requests wait and take at so many instances, which answer one after the other (eqs 1 and 6)."""
+    if served == 0:
+        return 0.0
+    return inf if count == 0 else served * request_s * (max(1.0, served / count) + 1) / 2
+
+
+def cheapest_path(devices: int, of: Problem) -> float:
+    """The least cost over all paths: HiGHS sends one unit from the first node to the last."""
+    nodes: dict[tuple[int, int, int], int] = {(0, 0, 0): 0}
+    arcs: list[tuple[int, int, float]] = []
+    layer = [(0, 0, 0)]
+    for number, (requests, capacity, request_s) in enumerate(of):
+        is_last = number == len(of) - 1
+        following: dict[tuple[int, int, int], None] = {}
+        for node in layer:
+            _, used, demoted = node
+            wanted = demoted + requests
+            for count in range(max(requests // capacity, int(is_last)), devices - used + 1):
+                served = wanted if is_last else min(wanted, count * capacity)
+                if (is_last and used + count != devices) or cost(served, count, request_s) == inf:
+                    continue
+                to = (number + 1, used + count, wanted - served)
+                nodes.setdefault(to, len(nodes))
+                arcs.append((nodes[node], nodes[to], cost(served, count, request_s)))
+                following[to] = None
+        layer = list(following)
+    return flow(len(nodes), arcs, nodes[len(of), devices, 0])
+
+
+def flow(nodes: int, arcs: list[tuple[int, int, float]], sink: int) -> float:
+    balance = numpy.zeros((nodes, len(arcs)))
+    for at, (tail, head, _) in enumerate(arcs):
+        balance[tail, at] += 1
+        balance[head, at] -= 1
+    wanted = numpy.zeros(nodes)
+    wanted[0], wanted[sink] = 1, -1
+    found = optimize.milp(
+        [each for _, _, each in arcs],
+        constraints=optimize.LinearConstraint(balance, wanted, wanted),
+        integrality=numpy.ones(len(arcs)),
+        bounds=optimize.Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert found.success, found.message
+    return float(found.fun)
+
+
+def without_demotion(devices: int, of: Problem) -> float:
+    """The least cost where each runtime has the instances that its own requests need in time."""
+    choices = [
+        (number, count, cost(requests, count, request_s))
+        for number, (requests, capacity, request_s) in enumerate(of)
+        for count in range(max(ceil(requests / capacity), int(number == len(of) - 1)), devices + 1)
+    ]
+    one_each = numpy.array([[float(number == row) for number, _, _ in choices] for row in range(len(of))])
+    counts = numpy.array([[float(count) for _, count, _ in choices]])
+    found = optimize.milp(
+        [each for _, _, each in choices],
+        constraints=[optimize.LinearConstraint(one_each, 1, 1), optimize.LinearConstraint(counts, devices, devices)],
+        integrality=numpy.ones(len(choices)),
+        bounds=optimize.Bounds(0, 1),
+        options={"mip_rel_gap": 1e-9},
+    )
+    assert found.success, found.message
+    return float(found.fun)
+
+
+def demotes(instances: tuple[int, ...], of: Problem) -> bool:
+    shorter = list(zip(instances, of, strict=True))[:-1]
+    return any(requests > count * capacity for count, (requests, capacity, _) in shorter)
+
+
+def test_the_cheapest_of_all_paths_costs_as_much_with_demotion_too() -> None:
+    rng = random.Random(1)
+    demoting = 0
+    for _ in range(25):
+        devices, runtimes = rng.randint(3, 12), rng.randint(2, 4)
+        of = problem(rng, devices=devices, runtimes=runtimes, load=rng.uniform(0.4, 0.95))
+        if sum(requests // capacity for requests, capacity, _ in of[:-1]) + max(1, of[-1][0] // of[-1][1]) > devices:
+            continue
+        found = allocate(devices, drawn_demands(of))
+        assert found.latency_s == pytest.approx(cheapest_path(devices, of), rel=1e-6)
+        demoting += demotes(found.instances, of)
+    assert demoting >= 3, "some of the optima demote requests"
+
+
+@pytest.mark.parametrize(("devices", "runtimes"), [(50, 8), (200, 12)])
+def test_without_demotion_in_the_optimum_both_programs_agree(devices: int, runtimes: int) -> None:
+    rng = random.Random(devices)
+    equal = 0
+    for _ in range(4):
+        of = problem(rng, devices=devices, runtimes=runtimes, load=rng.uniform(0.3, 0.6), least=0.3)
+        found, restricted = allocate(devices, drawn_demands(of)), without_demotion(devices, of)
+        if demotes(found.instances, of):
+            assert found.latency_s <= restricted * (1 + 1e-6)
+        else:
+            assert found.latency_s == pytest.approx(restricted, rel=1e-6)
+            equal += 1
+    assert equal >= 2, "most of these optima demote nothing"

@@ -35,7 +35,6 @@ def keep_alive_timers(c: Cluster) -> list[str]:
 
 
 def unloaded(c: Cluster, context: str = "a") -> Cluster:
-    """Libraries that were told to stop are gone."""
     for library in list(c.context(context).libraries.values()):
         if library.state is LibraryState.STOPPING:
             c.die(library, failure=None)
@@ -45,7 +44,7 @@ def unloaded(c: Cluster, context: str = "a") -> Cluster:
 # ---- the largest number
 
 
-def test_no_more_libraries_than_allowed_are_loaded_however_many_calls_wait(cluster: Make) -> None:
+def test_no_more_libraries_than_allowed_are_loaded(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=1)).calls(50, context="a").wait(5)
     assert c.lives_on("a") == ["p1"]
     c.hot(context="a", load_s=0.1, run_s=0.0).wait(60)
@@ -65,7 +64,7 @@ def test_one_that_is_stopping_counts_until_it_is_gone(cluster: Make) -> None:
     assert states(c) == [LibraryState.LOADING]
 
 
-def test_a_pilot_that_is_cut_off_for_longer_than_a_blip_keeps_no_place(cluster: Make) -> None:
+def test_a_pilot_cut_off_for_longer_than_a_blip_keeps_no_place(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready()
     c.cut("p1").call("y", context="a").wait(1)
     assert c.lives_on("a") == ["p1"], "it may be a blip"
@@ -108,7 +107,7 @@ def fault(c: Cluster, name: str) -> None:
     c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"", 1.0, failure)]))  # type: ignore[arg-type]
 
 
-def test_for_a_call_that_can_run_in_none_one_more_is_loaded_on_another_pilot_and_no_others(cluster: Make) -> None:
+def test_one_more_is_loaded_for_a_call_that_can_run_in_none(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(2)).join("p2", "p3", "p4").define(limited(most=1)).calls(20, context="a")
     c.ready()
     fault(c, "1")
@@ -162,7 +161,7 @@ def test_an_idle_one_does_not_leave_in_favour_of_one_that_is_cut_off(cluster: Ma
 # ---- keep-alive
 
 
-def test_an_idle_library_is_unloaded_after_its_keep_alive_and_a_call_loads_it_again(cluster: Make) -> None:
+def test_a_library_is_unloaded_after_its_keep_alive_and_reloaded(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
     assert states(c.wait(1.9)) == [LibraryState.READY]
     assert states(c.wait(0.2)) == [LibraryState.STOPPING]
@@ -179,7 +178,7 @@ def test_without_a_wish_a_library_stays_and_no_timer_is_set(cluster: Make) -> No
     assert not keep_alive_timers(c)
 
 
-def test_calls_give_it_all_of_its_time_again_at_the_price_of_one_timer(cluster: Make) -> None:
+def test_calls_restart_the_keep_alive_at_the_price_of_one_timer(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
     for number in range(20):
         c.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}")
@@ -211,7 +210,7 @@ def test_no_time_at_all_unloads_at_once(cluster: Make) -> None:
     assert states(c) == [LibraryState.STOPPING]
 
 
-def test_many_libraries_that_fall_idle_one_after_the_other_cost_few_looks(cluster: Make) -> None:
+def test_libraries_that_fall_idle_in_turn_cost_few_checks(cluster: Make) -> None:
     c = cluster(pilots=40).define(limited(keep_alive_s=10.0)).calls(40, context="a").ready()
     for number in range(40):
         c.wait(0.01).end(str(number + 1))
@@ -224,7 +223,7 @@ def test_many_libraries_that_fall_idle_one_after_the_other_cost_few_looks(cluste
     assert fired < 60
 
 
-def test_a_timer_of_a_context_that_is_gone_or_has_no_limits_any_more_is_no_trouble(cluster: Make) -> None:
+def test_a_timer_of_a_context_without_limits_does_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
     c.lose("p1").wait(10)
     assert not keep_alive_timers(c)
@@ -286,7 +285,7 @@ def test_of_several_the_most_careful_holds(said: list[LibraryLimits], holds: Lib
     assert combine_limits(said) == holds == combine_limits(said[::-1])
 
 
-def test_the_wishes_of_programs_that_are_here_hold_and_the_last_ones_go_on_to(cluster: Make) -> None:
+def test_limits_of_present_programs_hold_and_the_last_ones_stay(cluster: Make) -> None:
     c = cluster(pilots=3).client("bob").define(limited(least=1, most=2, keep_alive_s=5.0))
     c.tell("bob", say.DefineRecipe(limited(most=1, keep_alive_s=50.0)))
     assert c.context("a").limits == LibraryLimits(1, 1, 50.0)
@@ -312,7 +311,7 @@ def test_what_a_program_kept_loaded_goes_when_it_has_left(cluster: Make) -> None
     assert states(c) == [LibraryState.STOPPING], "it had been idle for longer than that already"
 
 
-def test_a_program_that_was_given_up_and_comes_back_has_its_limits_again(cluster: Make) -> None:
+def test_a_program_that_returns_has_its_limits_again(cluster: Make) -> None:
     c = cluster(pilots=2).event(SessionKept()).client("eve").define(limited(least=1, most=1, keep_alive_s=5.0))
     c.tell("eve", say.DefineRecipe(limited(most=3)))
     leave(c, "ana")
@@ -374,7 +373,7 @@ def test_pilots_are_not_asked_for_beyond_what_a_context_may_use(cluster: Make) -
     assert len(without.asked()) > 2
 
 
-def test_a_pilot_goes_after_its_model_and_one_whose_library_is_to_stay_does_not(cluster: Make) -> None:
+def test_a_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make) -> None:
     for least, goes in ((0, True), (1, False)):
         c = cluster().sources(source()).define(limited(least=least, keep_alive_s=10.0)).call("x", context="a").wait(1)
         [block] = c.asked()
@@ -395,7 +394,7 @@ def test_blocks_that_are_let_go_together_leave_the_least_number(cluster: Make) -
     assert sum(p.released for p in c.core.state.pilots.values()) == 3
 
 
-def test_a_pilot_is_asked_for_where_those_that_are_there_cannot_run_what_waits(cluster: Make) -> None:
+def test_a_block_is_requested_if_present_pilots_cannot_run_the_call(cluster: Make) -> None:
     c = cluster().sources(source(walltime_s=86_400.0)).define(limited(most=1)).call("x", context="a").wait(1)
     [block] = c.asked()
     c.block(block, phase=BlockPhase.RUNNING).join("p1", block=block, ends_in_s=86_400.0).ready().wait(36_000)

@@ -21,7 +21,7 @@ from stoker.manager.live import session_policies
 from stoker.manager.live.comeback import policies_modules
 from stoker.manager.live.session_policies import agreed, check_policies, chosen_in, find, keep_policies, policies_of
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.exclusive import WholeDevice
+from stoker.manager.policies.residency import WholeDevice
 from stoker.protocol.session import SessionFolder
 from stoker.site import BASELINES, policy_file
 
@@ -96,14 +96,13 @@ value = 3
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of policies, and the folder that names count from."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return tmp_path
 
 
-def test_a_class_answers_where_it_has_the_methods_and_the_default_elsewhere(mine: Path) -> None:
+def test_a_class_decides_at_the_seams_whose_methods_it_has(mine: Path) -> None:
     never = find("mine.py:Never", folder=mine)
     made = never.make()
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
@@ -242,7 +241,7 @@ def test_sites_of_a_session_agree_or_leave_it_out(mine: Path) -> None:
 # ---- in a session's folder
 
 
-def test_a_session_keeps_what_decides_in_it_whatever_becomes_of_the_file(mine: Path, tmp_path: Path) -> None:
+def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
     folder.make()
     keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
@@ -275,7 +274,6 @@ PACKAGE = {
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a package in which a policy has several files."""
     for name, text in PACKAGE.items():
         (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / name).write_text(text)

@@ -1,20 +1,32 @@
-"""Residency by default: load where it is wanted and pays, keep until room is needed, let everybody have a turn."""
+"""Residency by default: loads, evictions, failed loads, spare cores, calls that slow each other down, keep-alive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
+from policies import stubs
 
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
-from stoker.manager.core.nouns import LibraryState
-from stoker.manager.core.seams import Policies
-from stoker.manager.policies import default_policies
+from benchmarks.baselines.loading import policy
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, OfPace, PaceAdvice
+from stoker.manager.core.nouns import Library, LibraryState
+from stoker.manager.core.seams import Action, Policies, View
+from stoker.manager.policies import SHIPPED, HottestFirst, default_policies
+from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.protocol import to_pilot
-from stoker.protocol.calls import FailureKind
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.reactions import LIMIT
+from stoker.manager.policies.slinfer import slinfer
+from stoker.manager.policies.where_to_load import GIVE_UP_ON_PILOT
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import DefineFunction
 
 Make = Callable[..., Cluster]
@@ -25,7 +37,7 @@ def test_while_nothing_was_measured_every_idle_device_is_used(cluster: Make) -> 
     assert c.lives_on("a") == ["p1", "p2", "p3"]
 
 
-def test_a_context_is_loaded_elsewhere_only_when_the_wait_is_longer_than_the_load(cluster: Make) -> None:
+def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a")
     c.hot(context="a", run_s=1.0, load_s=9.9).join("p2").forget()
     c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last waits 9 s, a load takes 10 s
@@ -47,7 +59,7 @@ def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Mak
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
-def test_quick_calls_of_another_function_say_nothing_of_those_that_want_no_context(cluster: Make) -> None:
+def test_quick_calls_of_another_function_do_not_count(cluster: Make) -> None:
     c = cluster(pilots=1).call("quick")
     c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
     c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
@@ -60,7 +72,7 @@ def test_a_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
     assert len(c.lives_on("a")) == 2
 
 
-def test_idle_libraries_are_evicted_least_recently_used_first_and_only_when_room_is_needed(cluster: Make) -> None:
+def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(*(recipe(x, memory="3 GB") for x in "abc"))
     for at, name in enumerate("ab"):
         c.wait(at).call(name, context=name).ready().end(name)
@@ -83,11 +95,10 @@ def test_no_more_is_evicted_than_is_needed_and_a_busy_library_stays(cluster: Mak
     assert stopping == {"b", "d"}
 
 
-def test_a_recipe_that_no_device_can_ever_hold_fails_at_once_with_what_is_there(cluster: Make) -> None:
+def test_a_recipe_that_no_device_can_hold_fails_with_the_devices(cluster: Make) -> None:
     c = cluster(pilots=2, devices_each=3, memory="12 GB").define(recipe("big", memory="17.2 GB"))
     c.call("c1", context="big")
     failure = c.ended["c1"].failure
-    assert failure is not None
     assert failure.kind is FailureKind.NO_DEVICE
     assert failure.message == (
         "context big can be loaded nowhere: it needs 17.2 GB of memory; devices seen: cpu 12.0 GB x 6\n"
@@ -162,7 +173,7 @@ def test_with_one_device_two_queues_take_turns(cluster: Make) -> None:
     assert 3 <= changes <= 6  # each has the device for about ten seconds
 
 
-def test_a_wide_context_gets_room_on_one_pilot_even_if_one_of_its_devices_is_free(cluster: Make) -> None:
+def test_a_wide_context_gets_room_on_one_pilot(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="8 GB"), recipe("wide", memory="8 GB", devices=2))
     c.call("1", context="a").ready().end("1").call("2", context="wide")
     c.die(c.library(context="a"), failure=None).ready().end("2")
@@ -218,3 +229,292 @@ def test_nobody_loses_a_device_before_its_load_has_paid(cluster: Make) -> None:
     assert c.library(context="a").state is LibraryState.READY
     c.wait(10)
     assert c.library(context="a").state is LibraryState.STOPPING
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> None:
+    c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
+    c.call("x", context="a").ready().end("x").join("p2")  # it is hot on p1, so failures elsewhere do not give it up
+    c.call("gang", context="a", gang=(2, 2), due_in_s=10_000.0)
+    for _ in range(GIVE_UP_ON_PILOT):
+        c.wait(0.5).fail_load(c.library("p2", "a"))
+    c.join("p3").wait(0.5)
+    assert c.lives_on("a") == ["p1", "p3"]
+    c.ready().wait(0.5)
+    assert sorted(library.pilot.id for library in c.holders("gang")) == ["p1", "p3"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_failed_load_is_tried_elsewhere_one_at_a_time(cluster: Make, name: str) -> None:
+    c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
+    c.call("x", context="a").ready().end("x").join("p2").call("gang", context="a", gang=(4, 4), due_in_s=10_000.0)
+    c.wait(0.5).fail_load(c.library("p2", "a")).join("p3", "p4", "p5").wait(0.5)
+    tried = [pilot for pilot in c.lives_on("a") if pilot != "p1"]
+    assert len(tried) == 1
+    c.ready().wait(0.5)
+    assert len(c.lives_on("a")) == 4
+
+
+def test_where_there_is_no_other_pilot_it_is_tried_there_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x").join("p2")
+    c.call("gang", context="a", gang=(2, 2))
+    for _ in range(GIVE_UP_ON_PILOT):
+        c.fail_load(c.library("p2", "a"))
+    assert c.lives_on("a") == ["p1"]
+    c.lose("p1").wait(5)
+    assert c.lives_on("a") == ["p2"]
+
+
+GB = 10**9
+
+
+def mixed(gpus: int = 1, cpus: int = 1, *, host: str = "100 GB") -> tuple[say.DeviceFacts, ...]:
+    cores = (msgspec.structs.replace(one, spare=True) for one in devices(cpus, memory=host))
+    return (*devices(gpus, kind="NVIDIA A10", memory="24 GB"), *cores)
+
+
+def places(c: Cluster, context: str) -> list[str]:
+    return sorted(device.id for x in c.context(context).libraries.values() for device in x.devices)
+
+
+@pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
+def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, policies: Callable[[], Policies]) -> None:
+    c = cluster(policies=policies).join("p1", of=mixed())
+    c.define(recipe("m", memory="2 GB", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
+    c.define(recipe("host", memory="2 GB", kinds=("cpu",)))
+    c.call("1", context="m").call("2", context="n").call("3", context="host").wait(1)
+    assert places(c, "m") == ["cuda:0"]
+    assert places(c, "n") == []  # it waits for the GPU
+    assert places(c, "host") == ["cpu:0"]
+
+
+def test_a_context_without_kinds_never_takes_spare_cores(cluster: Make) -> None:
+    c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
+    c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(600).call("bare").wait(600)
+    assert places(c, "a") == ["cuda:0"]
+    assert not any(x.devices[0].facts.spare for x in c.core.state.libraries.values())
+
+
+@pytest.mark.parametrize(("kinds", "first"), [(("NVIDIA", "cpu"), "cuda:0"), (("cpu", "NVIDIA"), "cpu:0")])
+def test_kinds_have_the_best_first(cluster: Make, kinds: tuple[str, ...], first: str) -> None:
+    c = cluster().join("p1", of=mixed(host="20 GB")).define(recipe("a", memory="2 GB", kinds=kinds))
+    c.call("1", context="a")
+    assert places(c, "a") == [first]
+    c.call("2", context="a").wait(1)
+    assert places(c, "a") == ["cpu:0", "cuda:0"]
+
+
+def test_a_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
+    c = cluster().join("p1", of=mixed(1, 2)).define(recipe("a", devices=2, kinds=("NVIDIA", "cpu")))
+    c.define(recipe("b", devices=2, memory="2 GB", kinds=("cpu",))).call("1", context="a").call("2", context="b")
+    assert c.ended["1"].failure.kind is FailureKind.NO_DEVICE
+    assert "cpu 100 GB (spare cores, for kinds that name them) x 2" in c.ended["1"].failure.message
+    assert places(c, "b") == ["cpu:0", "cpu:1"]
+
+
+def test_room_is_not_made_on_spare_cores_for_who_may_not_go_there(cluster: Make) -> None:
+    c = cluster().join("p1", of=mixed(host="8 GB")).define(recipe("host", memory="8 GB", kinds=("cpu",)))
+    c.call("1", context="host").hot(context="host", run_s=1.0)
+    c.define(recipe("m", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
+    c.call("2", context="m").hot(context="m", run_s=50.0).calls(9, context="m").call("3", context="n").wait(300)
+    assert places(c, "host") == ["cpu:0"]
+
+
+@pytest.mark.parametrize(("kinds", "where"), [((), "cpu:0"), (("NVIDIA",), "cuda:0")])
+def test_slinfer_uses_spare_cores_unasked_unless_kinds_name_others(kinds: tuple[str, ...], where: str) -> None:
+    c = Cluster(policies=lambda: slinfer(provisioning=TakeWhatComes())).join("p1", of=mixed())
+    c.define(recipe("a", slots=64, device_memory_bytes=5 * GB, token_bytes=10**6, cache_tokens=1000, kinds=kinds))
+    c.call("1", context="a", features=Features(1, 100, 100, 0.0), objective=Objective(ttft_s=1.0, tpot_s=0.25))
+    c.event(
+        AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")}))
+    )
+    assert places(c, "a") == [where]
+
+
+def test_blocks_are_reckoned_from_gpus_alone(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0))
+    c.define(recipe("a", device_memory_bytes=20 * GB)).call("w", context="a")
+    assert c.asked() == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
+    c.calls(51, context="a")
+    assert len(c.asked()) == 4  # beside b1, as with one GPU a block: fifty wait, 300 s of work, in 60 s
+
+
+def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=0, most=10, keep_pending=10))
+    c.define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", device_memory_bytes=20 * GB))
+    c.call("w", context="host").asked()
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 8)).ready().end("w")
+    c.calls(16, context="host")
+    assert len(c.asked()) == 1, "eight run on b1, and eight on another block"
+    c.calls(3, context="a")
+    assert len(c.asked()) > 1, "GPUs count where others wait as well"
+
+
+def test_a_gang_on_cores_waits_until_a_pilot_shows_their_number(cluster: Make) -> None:
+    c = cluster().sources(Source("gpus", first=1, most=1, slots=1), Source("small", first=1, most=1, slots=1))
+    c.join("p1", block="b2").define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", kinds=("NVIDIA",)))
+    c.call("g", context="host", gang=(4, 4)).call("no", context="a", gang=(4, 4)).wait(5)
+    assert set(c.ended) == {"no"}
+    c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1", of=mixed(1, 8)).ready().wait(5).ready()
+    assert len(c.holders("g")) == 4
+
+
+def test_status_shows_both(cluster: Make) -> None:
+    c = cluster().join("p1", of=mixed()).define(recipe("host", memory="2 GB", kinds=("cpu",)))
+    c.call("1", context="host").hot(context="host")
+    lines = list(render(c.status()))
+    assert any("1 here (1 NVIDIA A10, 1 cpu)" in line for line in lines)
+    assert any("cuda:0 NVIDIA A10" in line and "24.0 GB" in line for line in lines)
+    assert any("cpu:0" in line and "host" in line and "2.0 GB of 100 GB" in line for line in lines)
+
+
+SMALL = 1 << 30
+
+
+@pytest.fixture
+def packed(cluster: Make) -> Cluster:
+    """Two calls on one device, that of b came later; then a second pilot joins, which is free."""
+    c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
+    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
+    assert c.library(context="a").devices == c.library(context="b").devices
+    c.join("p2", of=devices(1))
+    keeps(c, "2")
+    return c.wait(40.0).forget()
+
+
+def keeps(c: Cluster, name: str) -> None:
+    library = c.holders(name)[0]
+    c.report(library.pilot.id, say.CallsProgress(library.id, [CallProgress(c.ids[name], 9.0, state=b"saved")]))  # type: ignore[arg-type]
+
+
+def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> Cluster:
+    library = c.holders(name)[0]
+    pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
+    c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))  # type: ignore[arg-type]
+    if name == "1":  # the other one says itself how far it is
+        assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
+    return c
+
+
+def ordered(c: Cluster, pilot: str) -> list[str]:
+    return [type(message).__name__ for message in c.mail.get(pilot, ())]
+
+
+def test_the_newcomer_goes_to_a_free_device(packed: Cluster) -> None:
+    c = slows(packed, "1", LIMIT + 0.01)
+    old = c.library("p1", "b")
+    assert ordered(c, "p2") == ["StartLibrary"]
+    assert ordered(c, "p1") == ["EvictCall", "StopLibrary"]
+    assert c.hears("p1", to_pilot.EvictCall).call == c.ids["2"]
+    c.report("p1", say.CallEvicted(old.id, CallProgress(c.ids["2"], 3.0, state=b"saved")))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryGone(old.id, None, False, (), ()))
+    c.ready(only="p2")
+    assert c.held("p2", "b") == ["2"]
+    assert c.held("p1", "a") == ["1"]
+    assert "it slows lib-1 on the same device by 36%; its call goes elsewhere" in c.story(f"lib-{old.id}")
+    c.end("1", "2")
+    assert c.core.state.failures == 0
+
+
+def test_the_one_that_was_there_first_stays_if_the_newcomer_is_slow(packed: Cluster) -> None:
+    slows(packed, "2", 0.9)
+    packed.nothing_else_was_said()
+
+
+def test_a_small_slowdown_moves_nobody(packed: Cluster) -> None:
+    slows(packed, "1", LIMIT)
+    packed.nothing_else_was_said()
+
+
+def test_one_that_keeps_no_progress_stays(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
+    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready().join("p2", of=devices(1)).wait(40.0)
+    slows(c.forget(), "1", 0.9).nothing_else_was_said()
+
+
+def test_a_call_that_ran_during_the_best_pace_is_not_blamed(packed: Cluster) -> None:
+    slows(packed, "1", 0.9, best_ago_s=5.0).nothing_else_was_said()
+
+
+def test_without_a_free_device_nobody_goes(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
+    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready().forget()
+    slows(c, "1", 0.9).nothing_else_was_said()
+
+
+def test_a_call_is_moved_once(packed: Cluster) -> None:
+    slows(packed, "1", 0.5).forget()
+    slows(packed, "1", 0.5).nothing_else_was_said()
+
+
+class ForTwoSeconds(HottestFirst):
+    """Dispatch that lets go of libraries which are idle for two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep_alive = IdleTimers(2.0)
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
+        return (*super().dry(view, library), *self.keep_alive.idle(view, library))
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        return self.keep_alive.fired(view, key)
+
+
+def _policies() -> Policies:
+    return stubs.policies(dispatch=ForTwoSeconds())
+
+
+def _is_kept(c: Cluster) -> bool:
+    return [x.state for x in c.core.state.libraries.values()] == [LibraryState.READY]
+
+
+def _timers(c: Cluster) -> list[str]:
+    return [key for key in c.core.state.timers if key.startswith("dispatch/keep-alive/")]
+
+
+@pytest.fixture
+def served(cluster: Make) -> Cluster:
+    c = cluster(pilots=1, policies=_policies).define(recipe("a")).call("first", context="a")
+    return c.ready().end("first", run_s=0.0)
+
+
+def test_an_idle_library_is_unloaded_when_its_time_is_over(served: Cluster) -> None:
+    assert _is_kept(served.wait(1.9))
+    served.wait(0.2)
+    [library] = served.core.state.libraries.values()
+    assert library.state is LibraryState.STOPPING
+    assert "it has served nothing for 2 s" in library.notes[-1][1]
+
+
+def test_calls_restart_the_keep_alive_of_a_library_with_one_timer(served: Cluster) -> None:
+    for number in range(20):
+        served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
+        assert len(_timers(served)) == 1
+    assert _is_kept(served.wait(1.9))
+    assert not _is_kept(served.wait(0.2))
+
+
+def test_a_library_that_runs_a_call_when_its_time_is_over_stays(served: Cluster) -> None:
+    served.wait(1.0).call("long", context="a").wait(5.0)
+    assert _is_kept(served)
+    assert not _timers(served)
+    served.end("long", run_s=5.0)
+    assert _is_kept(served.wait(1.9))
+    assert not _is_kept(served.wait(0.2))
+
+
+def test_a_library_that_is_gone_when_its_timer_fires_is_no_trouble(served: Cluster) -> None:
+    served.lose("p1").wait(3.0)
+    assert not served.core.state.libraries
+    assert not _timers(served)
+
+
+def test_no_time_at_all_unloads_at_once_and_less_than_none_is_refused(served: Cluster) -> None:
+    [library] = served.core.state.libraries.values()
+    [action] = IdleTimers(0.0).idle(served.core.state, library)
+    assert action.library == library.id
+    with pytest.raises(ValueError, match="keep_alive_s = -1"):
+        IdleTimers(-1)
+    assert IdleTimers(1.0).fired(served.core.state, "somebody-else") == ()

@@ -1,17 +1,25 @@
-"""What the core carries for the papers' policies, proven with stub policies over the toy cluster."""
+"""What the core carries for policies, with stub policies; the order in which libraries are offered calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
+from core.builders import Cluster, recipe
 from core.toy import Toy
 from policies import stubs
 
+from benchmarks.baselines.loading import ROOT
+from stoker.manager import policies
 from stoker.manager.core.events import SessionDefined
-from stoker.manager.core.nouns import LibraryState, PilotState
+from stoker.manager.core.nouns import Call, Context, Library, LibraryState, PilotState
+from stoker.manager.core.seams import Action, Policies, View
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import FailureKind, Objective
+from stoker.protocol.ids import LibraryId
 from stoker.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
@@ -95,7 +103,7 @@ def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable
     assert abs(first[0][0] - second[0][0]) >= 2.0
 
 
-def test_a_library_that_is_full_with_what_it_has_just_been_given_is_in_no_gang(toy: Make) -> None:
+def test_a_library_that_just_became_full_joins_no_gang(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", slots=2).call("w1", "w2", "w3", "w4", context="a").run()
@@ -107,7 +115,7 @@ def test_a_library_that_is_full_with_what_it_has_just_been_given_is_in_no_gang(t
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_two_gangs_of_two_contexts_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
+def test_two_gangs_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", declares="5 GB").context("b", declares="6 GB", load_s=2.0)
@@ -184,12 +192,11 @@ def test_a_refused_offer_is_tried_elsewhere_and_its_story_says_why(toy: Make) ->
 # ---- time
 
 
-def test_a_policy_gets_its_timer_back_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
+def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Deadlines()))
     t.pilot("p1")
     t.call("long", run_s=30.0).call("late", objective=Objective(deadline_at=12.0)).call("patient").run()
     failure = t.ended["late"].failure
-    assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.DROPPED, "its deadline at 12 s has passed")
     assert t.ended_at["late"] == 12.0
     assert t.ended["patient"].ok
@@ -258,7 +265,6 @@ def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:
 
 
 def test_one_plan_evicts_a_library_and_loads_another_in_its_place(toy: Make) -> None:
-    """The pilot begins the load when the memory is free: a library told to stop keeps its memory until it is gone."""
     t = toy()
     pilot = t.pilot("p1", memory="8 GB")
     t.context("a", declares="8 GB").context("b", declares="8 GB")
@@ -270,3 +276,98 @@ def test_one_plan_evicts_a_library_and_loads_another_in_its_place(toy: Make) -> 
     t.run()
     assert [x.recipe.key for x in pilot.libraries.values() if x.held_bytes] == ["b"]
     assert t.ended["b1"].ok
+
+
+MakeCluster = Callable[..., Cluster]
+
+
+class ColdestFirst(HottestFirst):
+    """A user's order: what has been idle for longest works next, and nothing else is asked."""
+
+    def serve_order(self, view: View, context: Context) -> Iterable[Library]:
+        return tuple(context.idle.values())
+
+
+class NeverPlaces(HottestFirst):
+    places_one_by_one_up_to = 0
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        raise AssertionError("it was asked about a call")
+
+
+def hot(cluster: MakeCluster, dispatch: HottestFirst, *, slots: int = 1) -> Cluster:
+    """Libraries on three pilots, of which `p3` has ended a call last, and `p2` first."""
+    c = cluster(pilots=3, policies=lambda: Policies(dispatch, LoadWhereWanted(), KeepBlocks()))
+    c.define(recipe("a", slots=slots)).calls(3 * slots, context="a").ready()
+    for name in ("p2", "p1", "p3"):
+        c.wait(1).end(*c.held(name, "a"))
+    return c
+
+
+@pytest.mark.parametrize(("dispatch", "order"), [(HottestFirst(), "p3 p1 p2"), (ColdestFirst(), "p2 p1 p3")])
+def test_calls_together_are_offered_in_the_order_of_the_policy(
+    cluster: MakeCluster, dispatch: HottestFirst, order: str
+) -> None:
+    c = hot(cluster, dispatch).call("c1", "c2", "c3", "c4", "c5", context="a")
+    assert [c.held(name, "a") for name in order.split()] == [["c1"], ["c2"], ["c3"]]
+    assert c.waiting("a") == ["c4", "c5"]
+
+
+def test_libraries_of_several_slots_that_are_free_share_what_waits(cluster: MakeCluster) -> None:
+    c = hot(cluster, HottestFirst(), slots=4).call("c1", "c2", "c3", "c4", "c5", context="a")
+    assert [c.held(name, "a") for name in ("p3", "p1", "p2")] == [["c1", "c2"], ["c3"], ["c4", "c5"]]
+    c.call("c6", context="a")
+    assert c.held("p1", "a") == ["c3", "c6"]  # one that comes alone goes where the least is
+    c.calls(20, context="a")
+    assert [len(c.held(name, "a")) for name in ("p3", "p1", "p2")] == [4, 4, 4]
+
+
+def test_calls_that_come_back_are_offered_in_that_order_too(cluster: MakeCluster) -> None:
+    c = hot(cluster, ColdestFirst()).call("c1", context="a")
+    assert c.held("p3", "a") == ["c1"]  # it was placed by itself
+    c.lose("p3")
+    assert c.held("p2", "a") == ["c1"]
+
+
+def test_a_policy_that_places_no_call_by_itself_is_not_asked_to(cluster: MakeCluster) -> None:
+    c = hot(cluster, NeverPlaces()).call("c1", context="a")
+    assert c.held("p3", "a") == ["c1"]
+
+
+FILES = sorted([*Path(policies.__file__).parent.rglob("*.py"), *(ROOT / "benchmarks" / "baselines").glob("*.py")])
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def trespasses(text: str) -> Iterator[str]:
+    """Private names of other classes that a module uses: of its own base classes, or of any object but self."""
+    tree = ast.parse(text)
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        nodes = list(ast.walk(kind))
+        own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        used = [node for node in nodes if isinstance(node, ast.Attribute) and is_private(node.attr)]
+        own |= {node.attr for node in used if isinstance(node.ctx, ast.Store)}
+        for node in used:
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not of_self or node.attr not in own:
+                yield f"{kind.name}: {ast.unparse(node)}"
+    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        yield from (
+            f"{function.name}: {ast.unparse(node)}"
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute) and is_private(node.attr)
+        )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_no_policy_uses_what_is_private_to_another(file: Path) -> None:
+    assert list(trespasses(file.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "body", ["return self._base()", "return other._x", "return super()._base()"], ids=["inherited", "other", "super"]
+)
+def test_a_trespass_is_found(body: str) -> None:
+    assert list(trespasses(f"class Mine(Base):\n    def ask(self, other):\n        {body}\n"))

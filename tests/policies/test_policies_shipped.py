@@ -18,11 +18,10 @@ from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.live.session_policies import find
 from stoker.manager.policies import SHIPPED, named
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
 from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
 Make = Callable[..., Cluster]
@@ -135,7 +134,7 @@ def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:
     assert outcome.ended_at == pytest.approx(3 * 101.0)
 
 
-def test_recipes_whose_libraries_retire_are_loaded_where_there_is_room() -> None:
+def test_libraries_that_retire_get_successors_where_there_is_room() -> None:
     context = model(load_s=100.0, awareness=Awareness.DISK)
     _, outcome = simulate("default", world(source(10), context), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)
@@ -187,7 +186,6 @@ def test_random_sends_calls_to_libraries_all_over() -> None:
 
 
 def test_random_loads_on_devices_all_over() -> None:
-    """One context, one call: which of ten devices it is loaded on depends on nothing but chance."""
     chosen = set()
     for name in "abcdef":
         pool = SourceModel("pool", "gpu", capacity=10, max_blocks=10, init_blocks=10, keep_pending=10)

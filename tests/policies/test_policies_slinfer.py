@@ -92,7 +92,7 @@ def test_a_cpu_that_reads_too_slowly_is_left_out(lab: Lab) -> None:
     assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would come more than")  # type: ignore[union-attr]
 
 
-def test_a_refused_call_goes_to_the_next_instance_and_then_to_a_new_one(lab: Lab) -> None:
+def test_a_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
     lab.ask("x")
     assert lab.started("cpu")[0] == "a"
     assert lab.offered("cpu") == ("x", 0.0)
@@ -105,7 +105,7 @@ def test_a_refused_call_goes_to_the_next_instance_and_then_to_a_new_one(lab: Lab
     assert lab.offered("gpu") == ("y", 0.0)
 
 
-def test_a_pilot_is_told_what_steps_take_and_how_long_an_offered_call_has_waited(lab: Lab) -> None:
+def test_an_offer_carries_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
     lab.ask("x", objective=Objective(ttft_s=60.0))
     start = lab.hears("cpu", to_pilot.StartLibrary)
     assert start.steps == STEPS
@@ -172,7 +172,7 @@ def neighbours(*, others: int) -> Lab:
     return lab
 
 
-def test_a_neighbour_with_a_smaller_batch_makes_room_if_its_calls_fit_elsewhere() -> None:
+def test_a_smaller_neighbour_makes_room_if_its_calls_fit_elsewhere() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     assert lab.hears("cpu", to_pilot.EvictCall).call == lab.ids["b0"]
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "a grows beside it"
@@ -180,7 +180,6 @@ def test_a_neighbour_with_a_smaller_batch_makes_room_if_its_calls_fit_elsewhere(
 
 
 def test_an_evicted_call_finds_a_place_however_late_it_is() -> None:
-    """Nothing drops it, for it may have its first token; it waited for ever where every instance would be late."""
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     victim = lab.hears("cpu", to_pilot.EvictCall)
     evicted = say.CallEvicted(victim.library, CallProgress(victim.call))

@@ -1,5 +1,4 @@
-"""PromptTuner's two algorithms on cases whose answer is known by hand, and what holds for all. They agree with the
-plain ones of `plain_pools`, which have no line that is kept up to date."""
+"""PromptTuner's two algorithms: known answers, plain algorithms (`plain_pools`), and chaos."""
 
 from __future__ import annotations
 
@@ -10,13 +9,26 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from core.toy import Toy
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from policies import plain_pools
+from policies.stubs import fewer_rounds
 
-from stoker.manager.policies.prompt_tuner import scheduling
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, JobQueue, PoolJob, by_deadline
-from stoker.manager.policies.prompt_tuner.scheduling import Fate, Pool, Promise, Walk
+from stoker.manager.policies.prompt_tuner import prompt_tuner, scheduling
+from stoker.manager.policies.prompt_tuner.scheduling import (
+    FRONT,
+    HOPEFUL,
+    Fate,
+    JobQueue,
+    Pool,
+    PoolJob,
+    Promise,
+    Walk,
+    by_deadline,
+)
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.protocol.calls import Objective
 
 
 class Devices:
@@ -91,7 +103,7 @@ def replicas(orders: dict[str, dict[int, Promise]]) -> dict[int, int]:
     return {job: promise.replicas for ordered in orders.values() for job, promise in ordered.items()}
 
 
-def test_each_gets_as_few_as_its_deadline_allows_and_the_nearest_deadline_chooses_first(allot: Allot) -> None:
+def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -> None:
     jobs = [job(1, 200.0, 100.0), job(2, 60.0, 100.0), job(3, 30.0, 100.0)]
     assert allot(jobs, Pool(idle=7), now=0.0) == {3: 4, 2: 2, 1: 1}
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
@@ -123,13 +135,12 @@ def test_a_device_whose_job_is_late_is_not_idle(allot: Allot, order: Order) -> N
     assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
 
 
-def test_a_delayed_job_keeps_the_idle_device_that_it_will_need_with_another(allot: Allot) -> None:
-    """It needs two within 60 s: one is idle, the other is free at 5 s."""
+def test_a_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
 
 
-def test_a_job_waits_for_devices_that_come_back_in_time_and_else_for_cold_ones(order: Order) -> None:
+def test_a_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     assert order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0) == {}
     [ordered] = order({"a": [job(1, 130.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"].values()
@@ -145,7 +156,6 @@ def test_two_jobs_cannot_wait_for_the_same_device(order: Order) -> None:
 
 
 def test_a_load_counts_and_idle_devices_are_used_first(order: Order) -> None:
-    """Until 70 s, after 20 s for warming: 100 s of work on two are 52 s, on three 35 s."""
     pools = {"a": Pool(idle=1, cold_s=20.0)}
     [ordered] = order({"a": [job(1, 70.0, 100.0)]}, pools, cold=8, now=0.0)["a"].values()
     assert (ordered.replicas, ordered.beside) == (2, 1)
@@ -160,7 +170,7 @@ def test_the_cold_pool_is_one_for_all_models(order: Order) -> None:
     assert replicas(order(jobs, pools, cold=5, now=0.0)) == {2: 3, 1: 2}
 
 
-def test_what_is_on_its_way_is_not_ordered_again_and_waits_for_its_job(allot: Allot, order: Order) -> None:
+def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot, order: Order) -> None:
     waiting = job(1, 70.0, 100.0)
     coming = Pool(idle=1, promised=(Promise(1, 2, beside=1),), cold_s=20.0)
     assert order({"a": [waiting]}, {"a": coming}, cold=8, now=1.0) == {}
@@ -173,15 +183,14 @@ def test_what_is_kept_for_nobody_is_anybodys(allot: Allot) -> None:
     assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
 
 
-def test_a_job_that_no_load_could_help_any_more_waits_for_what_others_give_back(order: Order) -> None:
-    """On four it is in time if it begins at 10 s. Another one cannot count on those."""
+def test_a_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
     soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
     assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
     other = job(2, 60.0, 100.0)
     assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
 
 
-def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devices(order: Order, allot: Allot) -> None:
+def test_no_job_waits_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
     first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
     assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
     pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
@@ -190,8 +199,7 @@ def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devic
     assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
 
 
-def test_what_a_promised_job_does_not_need_any_more_is_given_to_whoever_was_passed(allot: Allot) -> None:
-    """It was promised two and waits with two idle ones; measurements say now that one will do."""
+def test_replicas_a_promised_job_no_longer_needs_go_to_passed_jobs(allot: Allot) -> None:
     pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
     assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
 
@@ -204,7 +212,6 @@ def test_best_effort_gangs_are_not_overtaken_by_those_that_need_less(allot: Allo
 
 
 def test_what_a_job_holds_is_its_own() -> None:
-    """Without simultaneous allocation: job 1 has one of the two that it needs."""
     line = line_of([job(1, 60.0, 100.0), job(2, 400.0, 100.0)])
     assert scheduling.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
     assert scheduling.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}
@@ -228,7 +235,6 @@ def test_a_walk_says_when_each_should_be_done() -> None:
 
 
 def some_job(id: int, deadline_at: float, alone_s: float, most: int, least: int, kind: int) -> PoolJob:
-    """Of all kinds: every tenth has no deadline, every tenth measures."""
     if kind == 0:
         return PoolJob(id, deadline_at, (math.inf,) * (least - 1) + (0.0,) * most, least, True)
     made = job(id, deadline_at, alone_s, most=least + most - 1)
@@ -249,7 +255,7 @@ pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60
 
 
 @given(jobs, some.integers(0, 12), busy)
-def test_never_more_is_given_than_is_idle_and_who_can_be_in_time_on_it_is(
+def test_never_more_than_idle_is_given_and_savable_jobs_are_in_time(
     waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
 ) -> None:
     found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
@@ -292,7 +298,7 @@ def test_allotment_agrees_with_the_plain_one(waiting: list[PoolJob], pool: Pool,
 
 
 @given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
-def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
+def test_walks_agree_with_the_plain_algorithm_for_any_round_size(
     some_jobs: list[PoolJob], more: list[PoolJob], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
 ) -> None:
     waiting = {"a": some_jobs, "b": [msgspec.structs.replace(each, id=each.id + 10**7) for each in more]}
@@ -330,10 +336,82 @@ def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
 
 @pytest.mark.parametrize("again", range(3))
 def test_orders_settle(again: int, order: Order) -> None:
-    """With what was ordered promised, nothing more is ordered: rounds come every 50 ms."""
     waiting = [job(n, 60.0 + 10 * n, 100.0) for n in range(6)]
     pool = Pool(idle=again, cold_s=20.0)
     ordered = order({"a": waiting}, {"a": pool}, cold=30, now=0.0)["a"]
     pool = Pool(idle=again, promised=tuple(ordered.values()), cold_s=20.0)
     cold = 30 - sum(promise.replicas for promise in ordered.values())
     assert order({"a": waiting}, {"a": pool}, cold=cold, now=0.05) == {}
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A call, and what happens before it comes."""
+
+    after_s: float
+    context: str
+    items: int
+    gang: tuple[int, int]
+    due_in: float
+    drop_late: bool
+    kills: str
+
+
+calls = some.lists(
+    some.builds(
+        Asked,
+        after_s=some.sampled_from([0.0, 0.0, 0.3, 2.0]),
+        context=some.sampled_from(["a", "a", "b", "plain"]),
+        items=some.integers(1, 12),
+        gang=some.sampled_from([(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 4)]),
+        due_in=some.sampled_from([0.0, 1.0, 4.0, 8.0, 20.0]),
+        drop_late=some.booleans(),
+        kills=some.sampled_from(["", "", "", "p1", "p2"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+settings_of = some.fixed_dictionaries(
+    {},
+    optional={
+        "delay": some.booleans(), "together": some.booleans(), "reuse": some.booleans(), "early": some.booleans(),
+        "window_s": some.sampled_from([0.5, 60.0]),
+    },
+)  # fmt: skip
+
+
+def run(asked: list[Asked], *, told: bool, how: dict[str, Any]) -> Toy:
+    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
+    t.by_hand = told
+    for name in ("p1", "p2"):
+        t.pilot(name, devices=2)
+    for key in ("a", "b", "plain"):
+        t.context(key, load_s=1.0, declares="5 GB")
+        if told:
+            t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 5)}, meet_s=0.2)
+    for n, one in enumerate(asked):
+        t.run(until=t.now + one.after_s)
+        if one.kills:
+            t.kill(one.kills) if t.pilots[one.kills].alive else None
+            t.pilot(f"{one.kills}-{n}", devices=2)
+        gang, due_in = (one.gang, one.due_in) if one.context != "plain" else ((1, 1), 0.0)
+        objective = Objective(deadline_at=t.now + due_in if due_in else 0.0, drop_late=one.drop_late)
+        work = {"items": one.items, "run_s": float(one.items), "shared": True, "meet_s": 0.2, "step_s": 1.0}
+        t.call(str(n), context=one.context, gang=gang, objective=objective, **work)
+    return t.run(limit_s=1000.0)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(calls, some.booleans(), settings_of)
+def test_every_call_ends_and_gangs_begin_together(asked: list[Asked], told: bool, how: dict[str, Any]) -> None:
+    t = run(asked, told=told, how=how)
+    assert len(t.ended) == len(asked)
+    for n, one in enumerate(asked):
+        end = t.ended[str(n)]
+        assert end.ok or (one.drop_late and one.due_in), end
+    began: dict[tuple[int, float], list[tuple[int, int]]] = {}
+    for pilot in t.pilots.values():
+        for at, call, rank, size in pilot.began:
+            began.setdefault((call, at), []).append((rank, size))
+    for (call, at), parts in began.items():
+        assert sorted(rank for rank, _ in parts) == list(range(parts[0][1])), f"call {call} began by half at {at}"
+    t.check()

@@ -9,8 +9,7 @@ from sim.worlds import source, world
 
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.world import ContextModel, World
+from stoker.manager.sim.world import ContextModel, EngineModel, World
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
@@ -52,7 +51,6 @@ def requests(
     count: int, *, seed: int = 1, from_s: float = 20.0, every_s: float = 0.2, context: str = "llm",
     objective: Objective = SLINFER, prompt: int = 600, output: int = 80,
 ) -> list[Arrival]:  # fmt: skip
-    """Requests at random times, with random lengths; the one before them brings the library."""
     chance, at, found = random.Random(seed), from_s, [Arrival(0.0, context, input_length=8, output=1)]
     for _ in range(count):
         at += chance.expovariate(1 / every_s)

@@ -19,12 +19,11 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.sizes import is_of_kind
-from stoker.manager.sim.awareness import limited
+from stoker.manager.policies.where_to_load import is_of_kind
 from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
 from stoker.protocol.ids import RecipeKey, make_call_id
 from stoker.site import BASELINES, Duration, Size
 
@@ -35,7 +34,6 @@ FILES = (Files("weights", Size(10 * GB)),)
 def several(
     speeds: Sequence[float], contexts: dict[str, ContextModel], *, links: Links | None = None, **more: Any
 ) -> World:
-    """One device of each speed, each of a source of its own."""
     kinds = {f"gpu{n}": DeviceKind(Size(24 * GB), speed=speed) for n, speed in enumerate(speeds)}
     sources = tuple(
         SourceModel(kind, kind, **{"capacity": 1, "max_blocks": 1, "keep_pending": 1, "init_blocks": 1, **more})
@@ -147,7 +145,7 @@ def test_calls_go_to_the_devices_that_are_good_at_them() -> None:
     assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
 
 
-def test_files_that_are_read_for_each_call_all_go_through_the_shared_storage() -> None:
+def test_files_read_for_each_call_pass_the_shared_storage() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
@@ -228,7 +226,6 @@ links = st.builds(
 
 @st.composite
 def sources(draw: st.DrawFn, name: str, kind: str) -> SourceModel:
-    """A few nodes that come and go; in the end there is one."""
     changes = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), max_size=3, unique_by=lambda c: c[0]))
     steps = [(0.0, draw(st.integers(0, 3))), *((float(at), count) for at, count in sorted(changes)), (61.0, 1)]
     return SourceModel(

@@ -81,8 +81,7 @@ def test_a_gang_for_which_there_are_never_enough_libraries_is_refused() -> None:
 def test_a_context_that_takes_more_devices_than_a_node_has_is_refused() -> None:
     refuse_impossible(world(source(1, devices=4), model(devices=4)), wanted=["llm"])
     with pytest.raises(
-        ConfigError,
-        match=r"devices = 4: llm needs 4 of one node, and of the nodes that suit none has over 3",
+        ConfigError, match=r"devices = 4: llm needs 4 of one node, and of the nodes that suit none has over 3"
     ):
         refuse_impossible(world(source(9, devices=3), model(devices=4)), wanted=["llm"])
 

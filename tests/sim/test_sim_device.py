@@ -1,21 +1,31 @@
-"""What a device computes, shared by the calls that run on it, against answers that are known by hand."""
+"""Shares of a simulated device, and turns of engines on it: known answers."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from sim.engines import SLINFER, engine, one_world, requests, served, step_times
+from sim.test_sim_engine import rows, values
 from sim.worlds import calls, model, simulate, source, world
 
+from stoker.contexts.step_times import StepSeconds
 from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.agenda import Agenda
+from stoker.manager.sim.client import NO_OBJECTIVE, Arrival
 from stoker.manager.sim.device import RunningWork, SimulatedDevice
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import Happened, TokenTimes
 from stoker.manager.sim.run import Simulation
-from stoker.manager.study.figures import figures_of
-from stoker.manager.study.measures import measure
-from stoker.protocol.ids import RecipeKey
+from stoker.manager.sim.virtual_engine import VirtualEngine
+from stoker.manager.sim.world import World
+from stoker.manager.study.measures import figures_of, measure
+from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.protocol.calls import Objective
+from stoker.protocol.ids import DeviceId, LibraryId, RecipeKey
 
 GB = 1_000_000_000
 
@@ -90,7 +100,7 @@ def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
     assert clock.ran == pytest.approx({"a": 15.0, "b": 15.0})
 
 
-def test_calls_that_want_a_part_of_it_are_slowed_only_where_that_is_more_than_all() -> None:
+def test_calls_slow_down_only_if_they_want_more_than_the_device() -> None:
     clock = Clock()
     for name in "abc":
         clock.begin(name, 10.0, part=1 / 3)
@@ -99,7 +109,7 @@ def test_calls_that_want_a_part_of_it_are_slowed_only_where_that_is_more_than_al
     assert clock.run() == pytest.approx({"a": 10.0, "b": 10.0, "c": 10.0, "whole": 35.0, "half": 35.0})
 
 
-def test_what_is_stopped_says_how_much_of_it_was_done_and_leaves_its_part_to_the_others() -> None:
+def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
     clock, parts = Clock(), []
     clock.begin("a", 10.0)
     clock.begin("b", 10.0)
@@ -113,7 +123,7 @@ def test_what_is_stopped_says_how_much_of_it_was_done_and_leaves_its_part_to_the
         st.tuples(st.floats(0.0, 20.0), st.floats(0.1, 9.0), st.sampled_from([1.0, 0.5, 1 / 3])), min_size=1, max_size=9
     )
 )
-def test_it_never_computes_more_than_all_of_the_time_and_nobody_is_quicker_than_alone(
+def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(
     some: list[tuple[float, float, float]],
 ) -> None:
     clock = Clock()
@@ -157,8 +167,119 @@ def test_two_libraries_of_a_device_are_no_faster_than_one(slots: int) -> None:
     assert list(run.log.what).count(Happened.LIBRARY_READY) == 2
 
 
-def test_a_library_that_was_promised_less_than_it_takes_runs_out_of_memory() -> None:
+def test_a_library_promised_less_than_it_takes_runs_out_of_memory() -> None:
     outcome = Simulation(world(source(1), model()), calls(3), twice(promise=GB)).run()
     [(why, count)] = outcome.failed.items()
     assert count == 3
     assert "ran out of memory: 8.0 GB of device memory are needed, 1.0 GB were promised" in why
+
+
+NAMES = ("llm", "other", "third")
+
+
+def shared(count: int) -> World:
+    return replace(one_world(served()), contexts={name: served() for name in NAMES[:count]})
+
+
+def together(*streams: list[Arrival]) -> list[Arrival]:
+    return sorted((each for stream in streams for each in stream), key=lambda each: each.at_s)
+
+
+def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
+    """The tokens of requests to engines that share a device from the beginning on, each step decided by itself."""
+    model = engine()
+    engines = [VirtualEngine(StepSeconds(step_times()), model.limits(0)) for _ in range(contexts)]
+    times = [
+        TokenTimes(each.at_s, each.prompt, each.written, each.at_s + (each.objective.first_token_s(each.prompt)
+                   or math.inf), each.objective.tpot_s)
+        for each in arrivals
+    ]  # fmt: skip
+    coming, now, since = list(range(len(arrivals)))[::-1], 0.0, [math.nan] * contexts
+
+    def come(until_s: float) -> None:
+        while coming and arrivals[coming[-1]].at_s <= until_s:
+            number = coming.pop()
+            place = NAMES.index(arrivals[number].context)
+            if not len(engines[place]):
+                since[place] = arrivals[number].at_s
+            engines[place].add(number, times[number], now=arrivals[number].at_s)
+
+    while any(one.seen < one.output for one in times):
+        come(now)
+        asked = [
+            TurnRequest(LibraryId(place), (DeviceId("gpu:0"),), one.due_at, since[place])
+            for place, one in enumerate(engines)
+            if len(one)
+        ]
+        if not asked:
+            now = arrivals[coming[-1]].at_s
+            continue
+        [place] = next_turns(asked, ())
+        engines[place].begin(now)
+        now = engines[place].ends_at
+        come(now)  # they join behind the step that is computed
+        engines[place].end(now)
+        since[place] = now
+    return times
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("contexts", [2, 3])
+def test_engines_take_turns_as_the_core_says(contexts: int, seed: int) -> None:
+    names = NAMES[:contexts]
+    first = [Arrival(0.0, name, input_length=8, output=1) for name in names]
+    streams = [
+        requests(25, seed=10 * seed + place, from_s=60.0, every_s=1.0, context=name)[1:]
+        for place, name in enumerate(names)
+    ]
+    later = together(*streams)
+    run, outcome = simulate(shared(contexts), [*first, *later])
+    assert outcome.lost_pilots == 0
+    assert outcome.calls == len(first) + len(later)
+    expected = turn_by_turn([*first, *later], contexts)[len(first) :]
+    ttft, late = values(run.log, Happened.TOKEN_FIRST), values(run.log, Happened.TOKEN_LATE)
+    calls = range(len(first), outcome.calls)
+    assert [ttft[call] for call in calls] == pytest.approx([one.ttft_s for one in expected], abs=1e-4)
+    assert [late[call] for call in calls] == pytest.approx([one.late_s for one in expected], abs=1e-4)
+
+
+def test_a_device_computes_for_one_engine_at_a_time() -> None:
+    alone = requests(20, from_s=40.0, every_s=0.5)
+    both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
+    busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
+    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]  # smaller batches, but no step beside another
+
+
+def test_who_is_waited_for_comes_first() -> None:
+    idle = [
+        Arrival(60.0, "other", input_length=16, output=2000, objective=NO_OBJECTIVE) for _ in range(8)
+    ]  # fmt: skip
+    urgent = requests(10, from_s=60.0, every_s=3.0)
+    first = Arrival(0.0, "other", input_length=8, output=1)
+    late = [
+        max(values(simulate(shared(2), together([first], urgent, more))[0].log, Happened.TOKEN_LATE).values())
+        for more in ([], idle)
+    ]
+    assert late[0] < late[1] < late[0] + 0.5
+    assert late[1] < 0
+
+
+def test_a_library_that_is_hopelessly_late_starves_nobody() -> None:
+    hopeless = Objective(ttft_s=0.001, tpot_s=0.001)
+    greedy = [Arrival(60.0, "llm", input_length=16, output=3000, objective=hopeless) for _ in range(4)]
+    first = [Arrival(0.0, name, input_length=8, output=1) for name in NAMES[:2]]
+    patient = [Arrival(61.0, "other", input_length=16, output=4)]
+    run, _ = simulate(shared(2), [*first, *greedy, *patient])
+    ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
+    assert ended[6] < 61.0 + 4 * (PATIENCE_S + 0.1) < ended[2]
+
+
+def test_a_library_that_goes_leaves_the_device_to_the_others() -> None:
+    arrivals = together(
+        requests(30, from_s=40.0, every_s=0.1), requests(30, seed=2, from_s=40.0, every_s=0.1, context="other")
+    )
+    world = replace(shared(2), sources=(replace(one_world(served(), [(0.0, 2), (45.0, 1)]).sources[0]),))
+    run, outcome = simulate(world, arrivals)
+    assert (outcome.calls, outcome.failed, outcome.lost_pilots) == (62, {}, 1)
+    assert simulate(world, arrivals)[0].log.digest() == run.log.digest()
+    assert SLINFER.tpot_s == 0.25

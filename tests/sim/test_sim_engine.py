@@ -28,18 +28,15 @@ CUT_S = 36.0
 
 
 def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
-    """Time, call and value of each row of a kind."""
     found = zip(log.at_s, log.what, log.call, log.value, strict=True)
     return [(at_s, call, value) for at_s, each, call, value in found if each == what]
 
 
 def values(log: EventLog, what: Happened) -> dict[int, float]:
-    """The value of each call's row of a kind."""
     return {call: value for _, call, value in rows(log, what)}
 
 
 def in_batch(arrivals: list[Arrival]) -> list[TimedRequest]:
-    """The same as requests of one engine, which is there when it is loaded."""
     found = []
     for each in arrivals:
         due_at = each.at_s + each.objective.first_token_s(each.prompt)
@@ -159,7 +156,6 @@ def test_the_manager_hears_how_full_a_batch_is() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=16, output=4000) for _ in range(3)]
     run, outcome = simulate(one_world(served()), arrivals, until_s=LOADED_S + 25.0)
     [library] = run.core.state.libraries.values()
-    assert library.batch is not None
     assert (library.batch.running, library.batch.waiting, library.batch.rows) == (3, 0, 64)
     assert library.batch.mean_rows == 3.0
     assert library.batch_at == pytest.approx(LOADED_S + 20.0, abs=0.1)

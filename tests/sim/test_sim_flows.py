@@ -1,4 +1,4 @@
-"""Fair sharing, against answers that are known by hand, and against the laws that define it."""
+"""Fair sharing of links, and objects that reach simulated pilots."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sim.worlds import calls, model, simulate, source, world
 
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.flows import Network, SharedLink, Transfer
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import Files, Links, Preempt, Rate
+from stoker.site import Size
 
 
 class Clock:
@@ -32,7 +37,7 @@ class Clock:
         return self.arrived
 
 
-def test_two_that_share_a_link_take_twice_as_long_and_the_longer_one_gets_the_rest() -> None:
+def test_two_transfers_on_a_link_share_it_the_longer_gets_the_rest() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("short", 50, (link,))
     clock.send("long", 100, (link,))
@@ -87,9 +92,7 @@ def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
     rates=st.lists(st.floats(1.0, 100.0), min_size=1, max_size=5),
     paths=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=8),
 )
-def test_no_link_is_overfull_and_everybody_is_held_up_by_one_that_is_full(
-    rates: list[float], paths: list[set[int]]
-) -> None:
+def test_no_link_is_overfull_and_each_flow_crosses_a_full_one(rates: list[float], paths: list[set[int]]) -> None:
     agenda = Agenda()
     network, links = Network(agenda), [SharedLink(str(n), rate) for n, rate in enumerate(rates)]
     sent: list[tuple[Transfer, list[SharedLink]]] = []
@@ -107,3 +110,45 @@ def test_no_link_is_overfull_and_everybody_is_held_up_by_one_that_is_full(
             and rate[transfer] >= max(rate[other] for other, theirs in sent if link in theirs) * (1 - 1e-9)
             for link in mine
         )
+
+
+GB = 1_000_000_000
+FILES = (Files("weights", Size(10 * GB)),)
+
+
+def moved(run: Simulation) -> tuple[float, float]:
+    return tuple(
+        sum(value for each, value in zip(run.log.what, run.log.value, strict=True) if each == what) / GB
+        for what in (Happened.BYTES_SHARED, Happened.BYTES_PEER)
+    )  # type: ignore[return-value]
+
+
+def test_one_who_follows_is_done_when_the_one_who_reads_is() -> None:
+    links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
+    run, outcome = simulate(world(source(2), model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)
+    assert moved(run) == pytest.approx((10.0, 10.0))
+
+
+def test_what_a_lost_reader_had_not_read_yet_must_come_from_elsewhere() -> None:
+    links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
+    pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.OLDEST)
+    run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
+    assert run.client.done
+    # The first had read 4 GB of 10 and given them on; the other one reads what is left.
+    assert outcome.ended_at == pytest.approx(4.0 + 6.0 + 2 * 5.0)
+    assert moved(run) == pytest.approx((4.0 + 6.0, 4.0))
+
+
+def test_one_who_follows_and_is_lost_costs_nobody_anything() -> None:
+    links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
+    pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.NEWEST)
+    run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
+    assert outcome.ended_at == pytest.approx(10.0 + 2 * 5.0)
+    assert moved(run)[0] == pytest.approx(10.0)
+
+
+def test_bytes_over_free_links_are_counted_by_source() -> None:
+    links = Links(shared=Rate(1.0 * GB))
+    run, _ = simulate(world(source(3), model(load_s=0.0, files=FILES), links=links), calls(3, items=5))
+    assert moved(run) == pytest.approx((10.0, 20.0))

@@ -16,9 +16,9 @@ from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.duration import WorkDone, best_speedup, course, done_of, least_s, speedup
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.runs import WorkDone, best_speedup, course, done_of, least_s, speedup
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
 from stoker.manager.study.measures import measure
 from stoker.protocol.calls import CallSpec, Features
@@ -30,13 +30,11 @@ TALKS = replace(NOW, progress_s=Duration(1.0))
 
 
 def cluster(pilots: object, context: ContextModel, *, delays: Delays = NOW, **more: object) -> World:
-    """Pilots of one GPU each that are there from the beginning."""
     most = pilots if isinstance(pilots, int) else max(count for _, count in pilots)  # type: ignore[attr-defined]
     return world(source(pilots, init_blocks=most, **more), context, delays=delays)
 
 
 def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arrival:
-    """A call of 120 items."""
     return Arrival(at_s, "llm", gang=(size, most or size), **{"items": 120, **more})  # type: ignore[arg-type]
 
 
@@ -84,7 +82,7 @@ def test_a_gang_meets_and_shares_the_items_out(size: int, efficiency: float, too
     assert outcome.busy_s == pytest.approx(size * took_s, abs=1e-4)
 
 
-def test_what_is_fixed_is_not_shared_out_and_fewer_items_end_it_sooner() -> None:
+def test_fixed_work_is_not_shared_and_fewer_items_end_sooner() -> None:
     fixed = gang(4, fixed_s=5.0, items_done=40)
     run, outcome = simulate(cluster(4, model()), [fixed])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
@@ -139,7 +137,7 @@ def test_the_one_that_is_ready_waits_for_the_other() -> None:
     assert outcome.ended_at == pytest.approx(17.0 + 60.0)
 
 
-def test_a_gang_is_slowed_down_by_what_else_runs_on_any_of_its_devices() -> None:
+def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
@@ -181,9 +179,7 @@ def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
     (NOW, 30.5 + 120.0 / 3),  # from the beginning
     (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # the last report is of 30 s
 ])  # fmt: skip
-def test_a_gang_that_loses_a_member_goes_on_with_what_is_left_from_its_last_checkpoint(
-    delays: Delays, ended_at: float
-) -> None:
+def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
     outcome = run.run()
     first, second = runs(run.log, 1)[:4], runs(run.log, 1)[4:]
@@ -195,7 +191,7 @@ def test_a_gang_that_loses_a_member_goes_on_with_what_is_left_from_its_last_chec
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
 
 
-def test_the_head_of_a_call_is_not_done_again_and_the_members_meet_again() -> None:
+def test_a_resumed_gang_meets_again_but_skips_its_head() -> None:
     small = cluster([(0.0, 4), (30.5, 3)], model(gang_s=Duration(2.0)), delays=TALKS)
     outcome = hot(small, gang(3, most=4, fixed_s=8.0)).run()
     assert outcome.ended_at == pytest.approx(30.5 + 2.0 + (120.0 - 4 * 8.0) / 3, abs=1e-5)
@@ -233,7 +229,7 @@ class Halves(HottestFirst):
         return replace(plan, libraries=plan.libraries[:2]) if plan is not None and self.evicted else plan
 
 
-def test_a_gang_that_is_taken_apart_keeps_its_progress_and_its_libraries() -> None:
+def test_an_evicted_gang_keeps_its_progress_and_libraries() -> None:
     policies = Policies(Halves(), Everywhere(), KeepBlocks())
     run = Simulation(cluster(4, model()), [*calls(1), gang(2, most=4, at_s=12.0)], policies)
     outcome = run.run()

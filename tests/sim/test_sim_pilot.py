@@ -42,7 +42,6 @@ def run(pilot: SimPilot, call: int, *, limit_s: float) -> None:
 
 
 def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
-    """Limits of time are not simulated: what is told of a library for a cancel must not look like a call too long."""
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
@@ -55,7 +54,6 @@ def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None
 
 
 def world_of(**more: object) -> SimPilot:
-    """A pilot without a manager, whose context `llm` takes 1 GB of its device."""
     made = msgspec.structs.replace(model(), device_memory_bytes=Size(10**9), **more)
     sim = Simulation(world(source(1), made), [], default_policies())
     sim.handle = lambda _event: None  # type: ignore[method-assign, assignment]  # no manager
@@ -77,7 +75,7 @@ def step(pilot: SimPilot, until: float) -> None:
         pass
 
 
-def test_a_resize_takes_time_and_a_growth_waits_for_the_shrink_that_makes_room_for_it() -> None:
+def test_a_growth_waits_for_the_shrink_that_makes_room() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     load(pilot, 2, size=half)
@@ -92,7 +90,7 @@ def test_a_resize_takes_time_and_a_growth_waits_for_the_shrink_that_makes_room_f
     ledger.validate()
 
 
-def test_a_library_that_ends_while_it_is_resized_leaves_its_device_free() -> None:
+def test_a_library_that_ends_during_a_resize_frees_its_device() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     step(pilot, 100.0)
@@ -103,7 +101,7 @@ def test_a_library_that_ends_while_it_is_resized_leaves_its_device_free() -> Non
     assert pilot.busy_s(200.0) == 0.0
 
 
-def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone() -> None:
+def test_a_library_starts_when_the_one_that_it_replaces_is_gone() -> None:
     pilot, whole = world_of(), int(GPU.memory_bytes)
     load(pilot, 1, size=whole)
     step(pilot, 100.0)

@@ -1,4 +1,4 @@
-"""Small worlds whose answers are known by hand."""
+"""Small worlds with known answers, limits of libraries, journals of simulated sessions, and chance."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
-from sim.worlds import calls, model, simulate, source, world
+from sim.worlds import NOW, calls, model, simulate, source, world
 
+from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
+from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Load, Policies, Unload
-from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
+from stoker.manager.policies.prompt_tuner import prompt_tuner
+from stoker.manager.sim.agenda import Agenda, cancel
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation, SimulationError
 from stoker.manager.sim.world import Files, Links, Rate
+from stoker.protocol import to_agent
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.site import Duration, Size
 
@@ -164,7 +174,7 @@ class _Twice(LoadWhereWanted):
         return (load, load)
 
 
-def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_with_what_it_saw() -> None:
+def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
     provisioning = KeepBlocks()
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)
@@ -217,3 +227,113 @@ def _without_timers() -> Policies:
 
     provisioning = Still()
     return Policies(HottestFirst(), Once(provisioning=provisioning), provisioning)
+
+
+def test_one_library_serves_a_queue_where_a_second_would_pay() -> None:
+    _, free = simulate(world(source(2), model(load_s=1.0)), calls(100))
+    run, bounded = simulate(world(source(2), model(load_s=1.0, max_libraries=1)), calls(100))
+    assert run.core.state.contexts["llm"].loads == 1
+    assert bounded.ended_at == pytest.approx(1.0 + 100.0, abs=1.0)
+    assert free.ended_at < 60.0
+
+
+@pytest.mark.parametrize(("keep_alive_s", "least", "loads"), [(30.0, 0, 2), (30.0, 1, 1), (3600.0, 0, 1), (None, 0, 1)])
+def test_a_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None, least: int, loads: int) -> None:
+    kept = None if keep_alive_s is None else Duration(keep_alive_s)
+    context = model(load_s=10.0, keep_alive_s=kept, min_libraries=least)
+    run, outcome = simulate(world(source(1), context), [Arrival(0.0, "llm"), Arrival(100.0, "llm")])
+    assert run.core.state.contexts["llm"].loads == loads
+    assert outcome.ended_at == pytest.approx(101.0 + 10.0 * (loads - 1), abs=0.1)
+
+
+def test_a_policy_that_does_not_honour_limits_has_the_calls_refused() -> None:
+    run = Simulation(world(source(1), model(max_libraries=1)), calls(3), prompt_tuner())
+    run.run()
+    [(why, count)] = run.client.failed.items()
+    assert "leave max_libraries away" in why
+    assert count == 3
+
+
+class Recorded(Simulation):
+    """A simulation that keeps its events as a journal does."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.records: list[bytes] = []
+        super().__init__(*args, **more)
+
+    def handle(self, event: Event) -> None:
+        self.records.append(msgspec.msgpack.encode((self.agenda.now, event)))
+        super().handle(event)
+
+
+def test_every_event_can_be_written_and_read_again() -> None:
+    files = (Files("weights", Size(10 * GB), operations=3),)
+    context = model(files=files, start_s=Duration(1.0), slots=2, load_cv=0.2, item_cv=0.3)
+    pool = source(
+        [(0.0, 3), (60.0, 1), (70.0, 3)], walltime_s=Duration(150.0), wait_s=Duration(3.0), boot_s=Duration(2.0)
+    )
+    links = Links(shared=Rate(1.0 * GB), network=Rate(2.0 * GB), shared_operations=10.0)
+    run = Recorded(world(pool, context, links=links), calls(300, every_s=0.5), default_policies())
+    assert run.run().complete
+    decoder = msgspec.msgpack.Decoder(tuple[float, Event])
+    read = [decoder.decode(record) for record in run.records]
+    assert [msgspec.msgpack.encode(each) for each in read] == run.records
+    seen = {type(message).__name__ for _, event in read for message in getattr(event, "messages", ())}
+    assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockUpdate", "ObjectsHere"} <= seen
+
+
+def test_numbers_are_a_function_of_seed_purpose_and_number_alone() -> None:
+    # Written down once: another machine, Python or process must come to the same.
+    assert Stream(1, "calls").uniform(0) == 0.5600279589820432
+    assert [Stream(seed, purpose).uniform(3) for seed, purpose in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))][:2]
+    assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4
+
+
+def test_they_are_spread_evenly() -> None:
+    stream = Stream(5, "x")
+    drawn = [stream.uniform(n) for n in range(20_000)]
+    assert all(0.0 < number < 1.0 for number in drawn)
+    assert fmean(drawn) == pytest.approx(0.5, abs=0.01)
+    assert pstdev(drawn) == pytest.approx(12**-0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("cv", [0.1, 0.5, 1.0])
+def test_factors_have_mean_one_and_the_spread_that_was_asked_for(cv: float) -> None:
+    stream = Stream(5, "x")
+    drawn = [stream.factor(n, cv=cv) for n in range(50_000)]
+    assert fmean(drawn) == pytest.approx(1.0, abs=0.02)
+    assert pstdev(drawn) == pytest.approx(cv, rel=0.06)
+    assert Stream(5, "x").factor(9, cv=0.0) == 1.0
+
+
+def test_times_between_independent_events_have_their_mean() -> None:
+    stream = Stream(5, "x")
+    assert fmean(stream.exponential(n, mean=30.0) for n in range(20_000)) == pytest.approx(30.0, rel=0.03)
+
+
+def test_things_happen_in_order_of_time_and_then_of_noting() -> None:
+    agenda, happened = Agenda(), list[str]()
+    agenda.at(2.0, happened.append, "late")
+    agenda.at(1.0, happened.append, "first")
+    agenda.at(1.0000000004, happened.append, "in the same microsecond")
+    cancel(agenda.after(1.5, happened.append, "cancelled"))
+    while agenda.step():
+        pass
+    assert happened == ["first", "in the same microsecond", "late"]
+    assert agenda.now == 2.0
+    with pytest.raises(ValueError, match=r"nothing can happen at 1\.0 s"):
+        agenda.at(1.0, happened.append, "past")
+
+
+def test_a_run_that_ends_in_answer_to_its_report_reports_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SimLibrary.say
+
+    def say(library: SimLibrary, message: to_agent.ToAgent) -> None:
+        said(library, message)
+        if isinstance(message, to_agent.Reports) and library.sim.agenda.now < 20.0:
+            library.end()
+
+    monkeypatch.setattr(SimLibrary, "say", say)
+    reporting = replace(NOW, progress_s=Duration(5.0))
+    _, outcome = simulate(world(source(2), model(), delays=reporting), calls(1, items=30))
+    assert (outcome.complete, outcome.failed) == (True, {})

@@ -1,4 +1,4 @@
-"""An engine in virtual time decides steps many at a time, and they are those that the rules give one by one."""
+"""An engine in virtual time takes the steps that the rules give one by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim.engines import step_times
 
-from stoker.contexts.batching import BatchLimits
-from stoker.contexts.step_times import StepSeconds
-from stoker.manager.sim.batch_run import TimedRequest, batch_run
-from stoker.manager.sim.token_times import TokenTimes
+from stoker.contexts.batching import BatchLimits, Step
+from stoker.contexts.step_times import StepSample, StepSeconds, StepTimes, times_of
+from stoker.manager.sim.batch_run import RequestEnd, TimedRequest, batch_run
+from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 
 TIMES = step_times()
@@ -127,7 +127,7 @@ def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
     assert not engine.begin(ends_at)
 
 
-def test_only_the_first_token_is_due_where_no_time_is_wanted_for_the_others() -> None:
+def test_only_the_first_token_is_due_without_a_time_per_token() -> None:
     times = TokenTimes(0.0, 10, 3, due_at=1.0)
     times.add([0.5, 7.0], made=0)
     times.add([9.0], made=2)
@@ -146,3 +146,68 @@ def test_tokens_that_a_program_has_are_not_counted_again() -> None:
     assert times.seen == 5
     assert not times.is_met
     assert times.mean_tpot_s == pytest.approx((8.7 - 0.5) / 4)
+
+
+SMALL_LIMITS = BatchLimits(rows=4, prefill_tokens=64)
+
+
+def linear() -> StepTimes:
+    """A token that is read takes 1 ms; a step that writes takes 10 ms and 1 ms a request."""
+    prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(8)]
+    decode = [StepSample(False, rows, length, 0.01 + 0.001 * rows) for rows in (1, 2, 4, 8) for length in (8, 512)]
+    return times_of([*prefill, *decode])
+
+
+def test_one_request_reads_and_then_writes() -> None:
+    [end] = batch_run(linear(), SMALL_LIMITS, [TimedRequest(1.0, prompt=32, tokens=11)])
+    assert end == RequestEnd(pytest.approx(1.032), pytest.approx(1.032 + 10 * 0.011))
+
+
+def test_a_long_prompt_is_read_in_parts_between_which_others_write() -> None:
+    steps: list[bool] = []
+    first, second = batch_run(
+        linear(), SMALL_LIMITS, [TimedRequest(0.0, 16, 9), TimedRequest(0.016, 128, 1)],
+        took=lambda step, _: steps.append(step.prefill),
+    )  # fmt: skip
+    assert steps[:5] == [True, False, True, False, True]
+    assert second.ended_at == second.first_at == pytest.approx(0.016 + 2 * (0.011 + 0.064))
+    assert first.ended_at > second.ended_at
+
+
+def test_a_request_waits_for_a_free_row() -> None:
+    ends = batch_run(linear(), BatchLimits(rows=1), [TimedRequest(0.0, 8, 5), TimedRequest(0.0, 8, 1)])
+    assert ends[1].first_at == pytest.approx(ends[0].ended_at + 0.008)
+
+
+def test_a_margin_makes_every_step_longer() -> None:
+    requests = [TimedRequest(0.0, 20, 7), TimedRequest(0.0, 30, 3)]
+    plain, wide = (batch_run(linear(), SMALL_LIMITS, requests, margin=margin) for margin in (0.0, 0.1))
+    assert [end.ended_at * 1.1 for end in plain] == pytest.approx([end.ended_at for end in wide])
+
+
+def test_what_can_never_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="key-value cache"):
+        batch_run(linear(), BatchLimits(cache_tokens=64), [TimedRequest(0.0, 100, 100)])
+    with pytest.raises(LookupError):
+        batch_run(StepTimes(), SMALL_LIMITS, [TimedRequest(0.0, 1, 1)])
+
+
+@given(
+    st.lists(
+        st.builds(TimedRequest, st.floats(0, 1), st.integers(1, 200), st.integers(1, 40)), min_size=1, max_size=20
+    ),
+    st.sampled_from([0, 512, 1024]),
+)
+def test_every_request_ends_after_it_came_and_each_token_is_read_once(
+    requests: list[TimedRequest], cache_tokens: int
+) -> None:
+    steps: list[Step] = []
+    limits = BatchLimits(rows=4, prefill_tokens=64, cache_tokens=cache_tokens)
+    ends = batch_run(linear(), limits, requests, took=lambda step, _: steps.append(step))
+    for request, end in zip(requests, ends, strict=True):
+        assert request.at < end.first_at <= end.ended_at
+    decoded = sum(len(step.requests) for step in steps if not step.prefill)
+    assert decoded <= sum(request.tokens for request in requests)  # the last token of a prompt may be read in one
+    if not cache_tokens:  # none is read twice
+        read = sum(sum(step.tokens) for step in steps)
+        assert read == sum(request.prompt + request.tokens - 1 for request in requests)

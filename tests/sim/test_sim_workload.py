@@ -47,7 +47,6 @@ SHAPES: tuple[Generated, ...] = (
 
 
 def read(settings: dict[str, Any]) -> Workload:
-    """A workload from what a scenario file says."""
     kind: Any = Workload
     workload: Workload = msgspec.convert(settings, kind, dec_hook=lambda unit, value: unit(value))
     return workload
@@ -224,7 +223,6 @@ def test_a_workload_that_cannot_be_is_refused(settings: dict[str, Any], problem:
 
 
 def _dispersion(calls: list[Arrival], *, window_s: float) -> float:
-    """Variance over mean of the numbers of calls in windows of time."""
     counted = Counter(int(call.at_s / window_s) for call in calls)
     numbers = [counted[window] for window in range(int(calls[-1].at_s / window_s))]
     return pvariance(numbers) / fmean(numbers)

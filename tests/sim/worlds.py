@@ -18,7 +18,6 @@ NOW = Delays(message_s=Duration(0.0), back_s=Duration(1.0), poll_s=Duration(0.0)
 def model(
     *, memory_gb: int = 8, load_s: float = 10.0, item_s: float = 1.0, awareness: Awareness = Awareness.FULL, **more: Any
 ) -> ContextModel:
-    """A context that loads in ten seconds and takes one for each item."""
     return ContextModel(
         awareness=awareness,
         device_memory_bytes=Size(memory_gb * 1_000_000_000),
@@ -29,7 +28,6 @@ def model(
 
 
 def source(blocks: Any, **more: Any) -> SourceModel:
-    """A batch system that runs this many blocks of one GPU, at once."""
     most = blocks if isinstance(blocks, int) else max(count for _, count in blocks)
     return SourceModel("pool", "gpu", capacity=blocks, **{"max_blocks": most, "keep_pending": most, **more})
 

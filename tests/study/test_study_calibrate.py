@@ -43,7 +43,6 @@ class Watched(Simulation):
 
 
 def simulated(world: World, arrivals: list[Arrival], *, seed: int = 0) -> tuple[RecordedSession, float]:
-    """What is recorded of a simulated session, and when the session ended."""
     run = Watched(world, arrivals, default_policies(), seed=seed)
     run.recorded = RecordedSession("simulated")
     return run.recorded, run.run().ended_at

@@ -14,8 +14,7 @@ from stoker.manager.cli.simulating import notes_on, show, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
-from stoker.manager.study.figures import Figures, figures_of
-from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.measures import Figures, Steps, figures_of, measure
 from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
@@ -49,7 +48,6 @@ def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
 def test_means_have_students_intervals_over_seeds() -> None:
     [row] = compared([run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))])
     found = row.estimates["done_after_s"]
-    assert found is not None
     assert (row.runs, found.mean) == (3, 110.0)
     assert found.half_width == pytest.approx(4.302653 * 10.0 / math.sqrt(3), rel=1e-6)
     assert row.estimates["device_hours"] == MeanEstimate(1.0, 0.0, 3)
@@ -77,14 +75,12 @@ def test_runs_that_were_cut_off_have_no_end() -> None:
 
 
 def test_policies_are_compared_seed_by_seed() -> None:
-    """What a seed does to both is large, the difference is small and always the same."""
     times = [100.0, 200.0, 400.0, 800.0]
     runs = [
         run(policy, seed, ended_at=at * f) for policy, f in (("a", 1.0), ("b", 1.25)) for seed, at in enumerate(times)
     ]
     a, b = compared(runs)
     slower = b.estimates["speed"]
-    assert slower is not None
     assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
     assert a.estimates["speed"] == estimate([1.0] * 4)
     assert verdicts(runs, [a, b], scenario=scenario()) == ["a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"]
@@ -128,8 +124,7 @@ def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
     assert verdicts(runs, compared(runs), scenario=scenario())[0].startswith("slow is ahead of quick: it does 9900.0")
 
 
-def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() -> None:
-    """All of them are done when the last has come, under any policy that keeps up."""
+def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
     of = scenario("two-kinds")
@@ -160,7 +155,7 @@ def test_deadlines_that_nobody_meets_are_shown() -> None:
     assert line[:at].split()[-1] == "0"
 
 
-def test_programs_get_bytes_and_shares_and_people_read_gigabytes_and_percent() -> None:
+def test_programs_get_bytes_and_people_read_gigabytes() -> None:
     runs = [run("a", 0, ended_at=100.0)]
     [row] = compared(runs)
     assert (row.estimates["shared_bytes"], row.estimates["busy"]) == (estimate([3e9]), estimate([0.5]))

@@ -70,7 +70,7 @@ def test_inputs_are_packed_into_calls(store: PerformanceStore) -> None:
     assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 51 * 2.0, rel=0.03)
 
 
-def test_calls_of_another_size_than_was_measured_cost_as_much_an_input(store: PerformanceStore) -> None:
+def test_calls_of_another_size_cost_as_much_an_input(store: PerformanceStore) -> None:
     measure(store, kind="cpu")
     work = Work("verify", "verify", 1000, inputs_per_call=10, measured_per_call=1)
     evidence = known(local(), store, work=work)
@@ -95,7 +95,6 @@ def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) 
 
 @pytest.mark.parametrize("inputs", [100, 10_000])
 def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
-    """One that loads before each call takes so much longer, also where many calls are simulated as one."""
     measure(store, kind="cpu", runs=4000, loads=4000)
     policy = str(ROOT / BASELINES["disk-only"])
     site = parse_site(
@@ -128,7 +127,7 @@ def test_the_queue_that_was_seen_is_waited_for_and_the_cost_is_told(store: Perfo
     assert found.best_walltime_s == 900.0
 
 
-def test_the_same_blocks_and_walltime_finish_at_the_same_time_wherever_they_are_shown(store: PerformanceStore) -> None:
+def test_equal_blocks_and_walltimes_have_one_forecast(store: PerformanceStore) -> None:
     measure(store)
     site, work = batch('walltime = "4 h"'), Work("verify", "verify", 400)
     found = make_plan(site, work, known(site, store, work=work))
@@ -177,7 +176,6 @@ def test_losses_are_told_with_their_reasons(store: PerformanceStore, stays: list
 
 
 def _reasons(site: Site, store: PerformanceStore, seen: Availability, *, work: Work) -> list[str]:
-    """The lines of `stoker plan` that say what it rests on."""
     shown = render(make_plan(site, work, known(site, store, seen, work=work)))
     return [
         line.split(maxsplit=1)[1]
@@ -209,8 +207,7 @@ def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore
     assert any("h100, of which nothing was measured" in reason.text for reason in evidence.reasons)
 
 
-def test_calls_that_are_simulated_as_one_fit_into_a_walltime_many_times() -> None:
-    """40,000 calls of 60 s as 500 would be 80 minutes each, and no pilot of an hour would ever finish one."""
+def test_joined_calls_fit_into_a_walltime_many_times() -> None:
     work = Work("verify", "verify", 40_000)
     assert calls_as_one(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
     assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3

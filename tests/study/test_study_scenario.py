@@ -1,20 +1,27 @@
-"""Scenario files: the shipped ones are read; each fault is one line that says where it stands and what to do."""
+"""Scenario files: shipped ones are read, each fault is one line; docs/workloads.md shows what is read."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
+from sim.worlds import model, source, world
 
+from stoker.config import read_unit
 from stoker.config_errors import settings_of
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.seams import Action, View
+from stoker.manager.policies import HottestFirst, default_policies
 from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, TraceFormat, Workload, contexts_of
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, Files, Links, SourceModel
 from stoker.manager.study.scenario import (
     Scenario,
     find_scenario,
@@ -24,6 +31,7 @@ from stoker.manager.study.scenario import (
     scenario_text,
     shipped,
 )
+from stoker.protocol.ids import LibraryId
 
 TEXT = """\
 name = "small"
@@ -75,7 +83,7 @@ def test_each_shipped_scenario_is_read_and_called_like_its_file(name: str) -> No
     assert scenario.about
 
 
-def test_gangs_and_replicas_are_read_and_wrong_ones_refused_with_their_line() -> None:
+def test_gangs_are_read_and_wrong_ones_refused_with_their_line() -> None:
     changed = parse(
         TEXT, "workload.gang=[1, 4]", "contexts.llm.devices=1", "contexts.llm.gang=2 s",
         "contexts.llm.gang_efficiency=0.9", "world.delays.progress=5 s",
@@ -119,7 +127,6 @@ rows = 8
 def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: Path) -> None:
     written = parse(TEXT.replace("load =", "slots = 0\nload =") + WITH_ENGINE)
     engine = written.world.contexts["llm"].engine_on("a10")
-    assert engine is not None
     assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
     assert written.world.contexts["llm"].slots_on("a10") == 8
     assert parse(scenario_text(written)) == written
@@ -168,7 +175,7 @@ def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
     assert absolute.file == "/data/trace.csv"
 
 
-def test_policies_in_files_count_from_the_scenarios_folder_and_go_by_the_files_name() -> None:
+def test_policies_in_files_are_relative_to_the_scenario() -> None:
     policies = parse(TEXT, 'policies=["default", "mine/best.py:Best", "package.module:Other"]').policies
     assert policies == ("default", "/folder/mine/best.py:Best", "package.module:Other")
     assert [label(policy) for policy in policies] == ["default", "best.py:Best", "package.module:Other"]
@@ -388,5 +395,44 @@ def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
 
 
 def firsts(rows: str) -> list[str]:
-    """The first cells of a table's rows."""
     return [row.split("|")[1] for row in rows.splitlines()]
+
+
+WORKLOADS = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+
+
+def test_its_examples_are_workloads() -> None:
+    examples = re.findall(r"^```toml\n(.*?)^```", WORKLOADS, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        msgspec.convert(tomllib.loads(example)["workload"], Workload, dec_hook=read_unit)  # type: ignore[call-overload]
+
+
+def test_it_has_every_kind_every_format_and_every_setting() -> None:
+    kinds = {kind.__struct_config__.tag for kind in Workload.__args__}
+    formats = {format.value for format in TraceFormat}
+    settings = {field.encode_name for kind in Workload.__args__ for field in msgspec.structs.fields(kind)}
+    assert kinds | formats | settings <= set(re.findall(r"\w+", WORKLOADS))
+    told = {
+        name for row in re.findall(r"^\| (`.*?) \|", WORKLOADS, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert told <= kinds | formats | settings | {"kind"}
+
+
+def test_lengths_are_told_to_policies_and_change_no_time() -> None:
+    short = [Arrival(float(n), "llm", input_length=1) for n in range(20)]
+    long = [msgspec.structs.replace(each, input_length=10_000, expected_output=5_000) for each in short]
+    heard: list[int] = []
+
+    class Listens(HottestFirst):
+        def place(self, view: View, call: Call) -> LibraryId | Action | None:
+            assert call.spec.features is not None
+            heard.append(call.spec.features.input_length)
+            return super().place(view, call)
+
+    def ends(arrivals: list[Arrival]) -> float:
+        made = msgspec.structs.replace(default_policies(), dispatch=Listens())
+        return Simulation(world(source(1), model()), iter(arrivals), made, seed=0).run().ended_at
+
+    assert ends(short) == ends(long)
+    assert set(heard) == {1, 10_000}

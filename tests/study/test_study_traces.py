@@ -50,8 +50,6 @@ Write = Callable[..., Trace]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A trace of a text that is written to a file."""
-
     def trace(format: TraceFormat, text: str | bytes, **settings: Any) -> Trace:
         raw = text if isinstance(text, bytes) else text.encode()
         (tmp_path / "trace").write_bytes(raw)
@@ -91,7 +89,7 @@ def test_elasticflow_jobs_keep_their_deadlines_and_models(tmp_path: Path, write:
         list(read_trace(trace, folder=tmp_path))
 
 
-def test_azure_requests_keep_their_lengths_and_their_fractions_of_seconds(tmp_path: Path, write: Write) -> None:
+def test_azure_requests_keep_lengths_and_fractions_of_seconds(tmp_path: Path, write: Write) -> None:
     trace = write(TraceFormat.AZURE_LLM, AZURE, deadline_s=Duration(30.0))
     assert list(read_trace(trace, folder=tmp_path)) == [
         Arrival(0.0, "llm", 1, 374, deadline_s=30.0, output=44),
@@ -127,7 +125,7 @@ def test_a_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) ->
     assert list(read_trace(least, folder=tmp_path)) == [Arrival(0.0, "llm", 4), Arrival(7.5, "llm", 4)]
 
 
-def test_packed_files_and_files_with_a_byte_order_mark_read_as_others_do(tmp_path: Path, write: Write) -> None:
+def test_gzipped_files_and_byte_order_marks_are_read(tmp_path: Path, write: Write) -> None:
     plain = list(read_trace(write(TraceFormat.AZURE_LLM, AZURE), folder=tmp_path))
     assert list(read_trace(write(TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())), folder=tmp_path)) == plain
     assert list(read_trace(write(TraceFormat.AZURE_LLM, b"\xef\xbb\xbf" + AZURE.encode()), folder=tmp_path)) == plain

@@ -28,9 +28,9 @@ from benchmarks.papers.arlo.fleet import (
     percentile,
 )
 from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
 from benchmarks.papers.common import RELEASE
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 RS, ILB, IG, PACK_ANY, PACK_SHORTEST = "rs", "ilb", "ig", "pack any", "pack shortest"
 PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"

@@ -21,17 +21,16 @@ import msgspec
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
 from benchmarks.papers.arlo.fleet import demands, percentile
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
 from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
-from stoker.manager.sim.calls_log import EachCall, LibraryPlace
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.families import of_lengths
-from stoker.manager.sim.log import EventLog
+from stoker.manager.sim.log import EachCall, EventLog, LibraryPlace
 from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.workload import of_lengths
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import CallSpec, Objective

@@ -33,10 +33,10 @@ from benchmarks.papers.pervasive import fit, paper, worlds
 from benchmarks.papers.pervasive.fit import Fit, Parameters
 from benchmarks.papers.pervasive.worlds import SharedDisks, Sharing
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
+from stoker.manager.sim.world import limited
 from stoker.manager.study.measures import measure
 
 

@@ -24,9 +24,9 @@ from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
 from stoker.manager.sim.client import Arrival, recipe_of
-from stoker.manager.sim.duration import speedup
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
+from stoker.manager.sim.runs import speedup
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.protocol.ids import RecipeKey

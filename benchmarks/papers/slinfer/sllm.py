@@ -16,13 +16,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
-from stoker.manager.policies.late_drops import LateDrops
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.sizes import suits
+from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.papers.slinfer.data import ModelProfile, read_profile
-from stoker.manager.sim.engine_model import EngineModel
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 

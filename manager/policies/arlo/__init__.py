@@ -1,23 +1,15 @@
-"""Arlo (ICPP '24): encoders in several static lengths, and each length with the devices that it deserves.
+"""Arlo (ICPP '24): encoders in several static lengths, and for each length the devices that it needs.
 
-families.py        the runtimes of a model, how fast each is, how many calls come for it
-allocation.py      how many devices each runtime gets (§3.3, equations 1 to 7)
-residency.py       the allocation of the last 120 s, carried out a few replacements at a time (§4)
-runtime_queues.py  Algorithm 1 (§3.4) over instances that it counts itself
-dispatch.py        Algorithm 1 over the libraries of a session
-provisioning.py    target tracking on the 98th percentile (§4)
-
-Contexts of no family (`stoker.family`, `stoker.encoder_family`) are served as by default.
+Contexts outside a family (`stoker.family`, `stoker.encoder_family`) are served as by default.
 """
 
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies.arlo.dispatch import MultiLevelQueue
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, MultiLevelQueue
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.provisioning import TrackLatency
 from stoker.manager.policies.arlo.residency import AllocateRuntimes
-from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.provisioning import KeepBlocks
 
 
@@ -32,12 +24,17 @@ def arlo(
     peeked: int = PEEKED,
     tracks: bool = True,
 ) -> Policies:
-    """Calls to a family go to the shortest runtime that is long enough, or are demoted to a longer one.
+    """Serve each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
 
-    `latency_s`: how long a call may take that does not say so. `period_s`: how often devices are given to runtimes
-    anew. `out_of_service`: the share of devices that replacements may take out of service at once. `threshold`, `decay`
-    and `peeked`: lambda, alpha and L of Algorithm 1. `tracks`: blocks come and go by the tail latency; else by the
-    rules of the site alone.
+    Args:
+        provisioning: replaces the default provisioning.
+        latency_s: latency objective of calls that name none, in seconds.
+        period_s: seconds between two allocations.
+        out_of_service: share of devices that replacements may take out of service at once.
+        threshold: lambda of Algorithm 1.
+        decay: alpha of Algorithm 1.
+        peeked: L of Algorithm 1.
+        tracks: add and release blocks by the tail latency; else by the rules of the site alone.
     """
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()

@@ -1,16 +1,13 @@
-"""How many devices each runtime gets: Arlo's equations 1 to 7 (§3.3), solved exactly. Pure.
+"""Devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
-A *runtime* is the model compiled for one length; runtimes are ordered by it. During one period of the objective
-runtime `i` is asked for `requests` (Q_i), and an instance of it answers at most `capacity` (M_i) of them in time. What
-the instances of a runtime cannot answer is demoted to the next longer one (eqs 4, 5). The sum of latencies over all
-requests is minimized (eq. 1), over all ways to give away exactly `devices` (eq. 2) in which each runtime has the
-instances that its own requests fill (eq. 3) and the longest one has at least one (eq. 7).
+A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one
+instance answers at most `capacity` (M_i) of them in time; the rest is demoted to the next longer runtime (eqs 4,
+5). The solver minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2) in which
+each runtime has the instances that its own requests fill (eq. 3) and the longest one has at least one (eq. 7).
 
-The search goes through the runtimes in their order. What it knows of the shorter ones is how many devices they have
-had, how many requests they have demoted, and what they cost; with the same devices, fewer demoted requests at less cost
-are never worse, so others are forgotten. The costs of what is left are bounded from below by the same problem with
-demotion at its cheapest, where each runtime's cost is replaced by its convex hull; what cannot become better than the
-best answer known so far is not followed. Neither loses an optimum. A narrow search finds a good answer first.
+The search visits the runtimes in order of length. Dominated nodes are dropped. The remaining cost is bounded from
+below by the cheapest demotion and the convex hull of each runtime's cost; nodes whose bound exceeds the best
+known answer are pruned. Both steps keep an optimum. A beam search finds a good answer first.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ import msgspec
 from stoker.errors import StokerError
 
 _ROUNDING = 1e-9
-"""Costs that differ by less, in relation, are the same."""
+"""Relative tolerance when costs are compared."""
 _NARROW = 32
-"""The width of the search that comes before the whole one."""
+"""Width of the beam search."""
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 asks for more devices than there are. `needed`: how many."""
+    """Equation 3 needs `needed` devices, more than there are."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -39,8 +36,10 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """The mean latency of the requests that one instance is given in one period, by their number: linear between the
-    points, and beyond the last one as between the last two. `points`: requests and seconds, both rising."""
+    """Mean latency of the requests of one instance in one period, by their number.
+
+    Linear between the points and beyond the last one. `points`: requests and seconds, both increasing.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -51,12 +50,11 @@ class LatencyTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def one_by_one(cls, request_s: float, *, capacity: int) -> LatencyTable:
-        """Requests that an instance answers one after the other, in `request_s` each (§5: a batch size of 1)."""
+        """Return the table of an instance that answers requests one after the other (§5: batch size 1)."""
         points = {1.0: request_s, float(max(2, capacity)): request_s * (max(2, capacity) + 1) / 2}
         return cls(tuple(points.items()))
 
     def mean_s(self, requests: float) -> float:
-        """Seconds, for this many requests; fewer than the first point take as long as it."""
         points = self.points
         if requests <= points[0][0] or len(points) == 1:
             return points[0][1]
@@ -66,14 +64,13 @@ class LatencyTable(msgspec.Struct, frozen=True):
 
     @property
     def is_convex(self) -> bool:
-        """Whether each further request costs at least as much as the one before."""
+        """True if each further request costs at least as much as the one before."""
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(self.points)]
         return all(a <= b * (1 + _ROUNDING) for a, b in pairwise(slopes))
 
 
 class RuntimeDemand(msgspec.Struct, frozen=True):
-    """One runtime in one period: its `requests` (Q_i), the `capacity` of an instance (M_i, requests), and their
-    latency (L_i)."""
+    """One runtime in one period: its `requests` (Q_i), the `capacity` of an instance (M_i), the latency table (L_i)."""
 
     requests: float
     capacity: int
@@ -81,19 +78,18 @@ class RuntimeDemand(msgspec.Struct, frozen=True):
 
     @property
     def least(self) -> int:
-        """Instances that its requests fill (eq. 3)."""
         return floor(self.requests / self.capacity)
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Instances of each runtime, in their order, and the sum of the latencies of one period's requests, in seconds."""
+    """Instances of each runtime, in order, and the sum of the latencies of one period, in seconds."""
 
     instances: tuple[int, ...]
     latency_s: float
 
 
 def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
-    """The best allocation. Raises NotEnoughDevicesError where equations 3 and 7 cannot hold."""
+    """Return the best allocation. Raises NotEnoughDevicesError if equations 3 and 7 cannot hold."""
     least = [runtime.least for runtime in runtimes]
     least[-1] = max(1, least[-1])
     if sum(least) > devices:
@@ -102,8 +98,9 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
 
 
 def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
-    """What an allocation costs (eq. 1), in seconds; infinity where the longest runtime has no instance for what is
-    left to it."""
+    """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime has requests and no
+    instance.
+    """
     left, total = 0.0, 0.0
     for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
         cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
@@ -112,7 +109,6 @@ def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> floa
 
 
 def _step(runtime: RuntimeDemand, count: int, demoted: float, *, is_last: bool) -> tuple[float, float]:
-    """What this many instances of a runtime cost, and how many requests they demote (eqs 4 to 6)."""
     wanted, most = demoted + runtime.requests, count * runtime.capacity
     served = wanted if is_last else min(wanted, most)
     if not served:
@@ -123,7 +119,7 @@ def _step(runtime: RuntimeDemand, count: int, demoted: float, *, is_last: bool) 
 
 
 class _Node(msgspec.Struct, frozen=True, gc=False):
-    """What is known behind some runtimes: devices that they have had, requests demoted, the cost, and how it came."""
+    """A search node: devices used, requests demoted, cost, instances of the last runtime, parent."""
 
     used: int
     demoted: float
@@ -137,23 +133,21 @@ class _AllocationSearch:
         self._runtimes = runtimes
         self._least = least
         self._spare = devices - sum(least)
-        """Devices beyond the least ones: what there is to decide about."""
+        """Devices beyond the least ones."""
         self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
-        """For each runtime, by the spare devices left: less than it and all longer ones never cost."""
 
     def best(self) -> Allocation:
-        """The narrow search finds an answer that is nearly the best in little time, and the whole one is short then."""
         found = self._better(self._greedy(), width=_NARROW)
         best = self._better(found, width=None)
         return Allocation(self._instances(best), best.cost)
 
     def _better(self, found: _Node, *, width: int | None) -> _Node:
-        """The best answer if it is better than the one that was found, else that one. `width`: of what is known behind
-        each runtime so much is followed, by its bounds; None = all of it."""
+        """Return the best answer, or `found` if none is better. `width`: nodes kept per runtime; None = all."""
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
-            front = _undominated(node for before in front for node in self._after(before, number, most=most))
+            after = (node for before in front for node in self._counts(before, number, most=most))
+            front = _undominated(node for node in after if self._bound(node, number) <= most)
             if width is not None and len(front) > width:
                 bounds = sorted((self._bound(node, number), at) for at, node in enumerate(front))
                 front = [front[at] for _, at in bounds[:width]]
@@ -161,20 +155,15 @@ class _AllocationSearch:
         return min([found, *ends], key=lambda node: node.cost)
 
     def _greedy(self) -> _Node:
-        """A good allocation: runtime after runtime takes what is best if no longer one had anything demoted."""
         node = _Node(0, 0.0, 0.0, 0, None)
         for number in range(len(self._runtimes)):
             node = min(self._counts(node, number, most=inf), key=lambda each: self._bound(each, number))
         return node
 
-    def _after(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
-        return (node for node in self._counts(before, number, most=most) if self._bound(node, number) <= most)
-
     def _bound(self, node: _Node, number: int) -> float:
         return node.cost + self._bounds[number + 1][self._spare - node.used]
 
     def _counts(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
-        """What follows from each number of spare devices for a runtime that may be part of an answer below `most`."""
         runtime, least, free = self._runtimes[number], self._least[number], self._spare - before.used
         is_last = number == len(self._runtimes) - 1
 
@@ -185,7 +174,7 @@ class _AllocationSearch:
         if is_last:
             yield node(free)
             return
-        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, and rise behind it.
+        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, then rise.
         enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
         yield from map(node, range(enough))
         if enough > free or not runtime.latency.is_convex:
@@ -210,8 +199,7 @@ class _AllocationSearch:
 
 
 def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """The nodes that may lead to an optimum. A node is left out if another one with the same devices has demoted no
-    more requests and costs no more."""
+    """Drop nodes for which another one with the same devices demotes no more and costs no more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -220,7 +208,6 @@ def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
 
 
 def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
-    """Where a convex function of whole numbers is lowest."""
     while first < last:
         middle = (first + last) // 2
         if value(middle) <= value(middle + 1):
@@ -231,8 +218,7 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
 
 
 def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """For each runtime a lower bound of what it and all longer ones cost, by their spare devices: what each demotes is
-    answered by the longer ones as if they had nothing else to do."""
+    """Return, per runtime and spare devices, a lower bound on the cost of this and all longer runtimes."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
@@ -250,7 +236,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
 
 
 def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """The lower convex hull over 0, 1, 2, ...: its first value, and its steps."""
+    """Return the first value of the lower convex hull over 0, 1, 2, ..., and its slopes."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

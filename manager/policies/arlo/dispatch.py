@@ -1,20 +1,14 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over the libraries of a family.
 
-A level is a runtime that has libraries; within it the least loaded one counts, which the context's load index knows. A
-call goes to the first of its levels whose library is less congested than the threshold; the threshold falls from level
-to level, since longer calls have nowhere else to go. Where all are congested the shortest level takes it, as long as
-its library can still answer in time. Beyond that the paper lets it queue there; here it waits in the manager, for
-whichever library has room first.
-
-A library whose own queue is empty also takes calls whose ideal runtime is a shorter one, by the same thresholds; where
-no library of the ideal runtime is there, whenever it has room. Calls that came back find their place in this way.
-
-Contexts of no family are served as by default.
+A level is a runtime with libraries; its head is the least loaded one. A call goes to the first of its levels
+whose head is below a threshold, which falls from level to level because longer calls have no other level. If all
+are congested, the shortest level takes the call while its head can still answer in time. Otherwise it waits in
+the manager for the first library with room, which the paper leaves to the queue of that level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from stoker.manager.core.deadlines import call_fits
@@ -22,12 +16,17 @@ from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.queues import serving_contexts
 from stoker.manager.core.seams import Action, Send, View
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
-from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.protocol.ids import LibraryId
 
+THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6
+"""Lambda, alpha and L of Algorithm 1 (§5)."""
+
 _MOST_COMPARED = 8
-"""Of libraries that might be the least loaded of a level, so many are looked at."""
+"""Libraries examined per level.
+
+=== manager/policies/arlo/dispatch.py::=THRESHOLD, DECAY, PEEKED
+"""
 
 
 class MultiLevelQueue(HottestFirst):
@@ -46,14 +45,13 @@ class MultiLevelQueue(HottestFirst):
         self._thresholds = [threshold * decay**peek for peek in range(peeked)]
 
     def window(self, view: View, library: Library) -> int:
-        """As many as it answers in time; before it has answered any, as many as it runs at once."""
+        """Return how many calls it answers in time; before its first run, its slots."""
         context = library.context
         if not is_runtime(context):
             return super().window(view, library)
         return self._times.capacity(context) if context.runs and not library.stuck else library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Algorithm 1, for a call that has come."""
         if not is_runtime(call.group.context) or call.group.options.gang[1] > 1:
             return super().place(view, call)
         if not call.sent_at:
@@ -68,7 +66,7 @@ class MultiLevelQueue(HottestFirst):
         return top.id if top is not None and top.load < self.window(view, top) else None
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Its share of the calls that wait for its runtime, as far as it answers them in time."""
+        """Return its share of the calls that wait for its runtime, as far as it answers them in time."""
         context = library.context
         if not is_runtime(context) or context.queue.gangs:
             return super().pull(view, library)
@@ -79,14 +77,13 @@ class MultiLevelQueue(HottestFirst):
         return min(room, -(-context.queue.count // max(1, len(context.index))))
 
     def pull_others(self, view: View, library: Library) -> Iterator[Action]:
-        """Calls of shorter runtimes that wait, those of the nearest first: as far as Algorithm 1 would demote them."""
+        """Send it waiting calls of shorter runtimes, nearest first, as far as Algorithm 1 demotes them."""
         family = runtimes_of(library.context)
-        for distance, shorter in enumerate(_shorter(library.context, family), 1):
+        for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
             while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):
                 yield Send(call.id, library.id)
 
     def _takes(self, view: View, library: Library, call: Call, *, distance: int) -> bool:
-        """Whether a library takes a call whose ideal runtime is so many levels shorter."""
         window = self.window(view, library)
         fits = library.load < window and library.admits(call) and call_fits(view, library, call)
         if not fits or library.context.recipe.key not in call.group.options.variants:
@@ -97,7 +94,6 @@ class MultiLevelQueue(HottestFirst):
         return is_peeked and library.load < self._thresholds[distance] * self._times.capacity(library.context)
 
     def _head(self, view: View, context: Context, call: Call) -> Library | None:
-        """The least loaded library of a runtime that may take a call; None if there is none."""
         free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _may(view, x, call)]
         if free:
             return min(free, key=lambda library: library.load)
@@ -107,8 +103,3 @@ class MultiLevelQueue(HottestFirst):
 
 def _may(view: View, library: Library, call: Call) -> bool:
     return library.admits(call) and call_fits(view, library, call)
-
-
-def _shorter(context: Context, family: Sequence[Context]) -> list[Context]:
-    """The runtimes of a family that are shorter than this one, the nearest first."""
-    return list(reversed(family[: family.index(context)]))

@@ -1,14 +1,9 @@
 """Which runtimes live on which device: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` of calls (120 s, §5) the devices of a family are given anew to its runtimes, by equations 1 to 7 over
-the lengths of the calls that came since (`allocation`). A new family is allocated at once, by what waits, and again
-soon: what is known of its lengths doubles each time. The plan is carried out in small steps. Devices that nothing of
-the family holds are filled first, with what is missing, or with the longest runtime, as a new worker is (§4). Then
-libraries of which there are too many leave one by one, the least busy first, for those that are missing, and no more
-than a tenth of the devices is out of service at once (`out_of_service`); the last library of the longest runtime stays.
-
-A device holds one runtime of a family (§3.3: co-location interferes). A runtime whose loads fail is left out, and the
-others serve its calls. Contexts of no family are loaded as by default.
+Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of
+recent calls. A new family is allocated at once and again after 5 s; the interval then doubles. Free devices get
+missing runtimes, or the longest one (§4). Surplus libraries are replaced one by one, least busy first, with at
+most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location interferes).
 """
 
 from __future__ import annotations
@@ -21,15 +16,9 @@ from stoker.manager.core.libraries import has_given_up
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import (
-    ArrivalCounts,
-    RuntimeTimes,
-    is_runtime,
-    runtimes_of,
-)
+from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.sizes import known_bytes
-from stoker.manager.policies.where_to_load import is_probed, probes
+from stoker.manager.policies.where_to_load import is_probed, known_bytes, probes
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
@@ -37,8 +26,7 @@ _FIRST_PERIOD_S = 5.0
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """What a family is to come to: libraries of each runtime by recipe key, on so many devices. `made_at`: when it was
-    made; `due_at`: when it is to be made anew."""
+    """Libraries of each runtime by recipe key, on `devices` devices; made at `made_at`, due for renewal at `due_at`."""
 
     wanted: dict[str, int]
     devices: int
@@ -47,12 +35,15 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """Residency as in Arlo. `out_of_service`: the share of a family's devices that may be without a ready library at
-    once because of replacements; one device at least."""
+    """Residency as in Arlo.
+
+    `out_of_service`: share of a family's devices that may lack a ready library because of replacements; one at
+    least.
+    """
 
     period_s = _STEP_S
     honours = frozenset()
-    """No limits of contexts: the allocation says how many libraries each runtime has."""
+    """No limits of contexts: the allocation decides how many libraries each runtime has."""
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
@@ -66,61 +57,56 @@ class AllocateRuntimes(LoadWhereWanted):
         self._plans: dict[str, RuntimePlan] = {}
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Loads of a family that calls wait for, or a word that none of it can be loaded."""
+        """Load a family that calls wait for, or fail the calls if none of it can be loaded."""
         if not is_runtime(context):
             return super().wanted(view, context)
         family = runtimes_of(context)
         longest = family[-1]
         steps = tuple(self._steps(view, family))
-        if steps or _alive(family):
+        if steps or any(map(_usable, family)):
             return steps
         if all(map(has_given_up, (context, *context.lists.values()))) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
         nowhere = self.why_nowhere(view, longest)
-        return (
-            (FailWaiting(RecipeKey(context.recipe.key), nowhere),)
-            if nowhere is not None
-            else self.make_room(view, longest)
-        )
+        if nowhere is not None:
+            return (FailWaiting(RecipeKey(context.recipe.key), nowhere),)
+        return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """As by default; a runtime of unknown size is taken to be as large as the largest of its family."""
+        """As by default; a runtime of unknown size counts as the largest of its family."""
         if known_bytes(context, device.facts):
             return super().minimum(context, device)
         return self._of_family(context, device) or super().minimum(context, device)
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        """The same."""
+        """As by default; a runtime of unknown size counts as the largest of its family."""
         if any(known_bytes(context, device.facts) for device in devices):
             return super().reservation(context, devices)
         return max(self._of_family(context, device) for device in devices) or super().reservation(context, devices)
 
     def _of_family(self, context: Context, device: Device) -> int:
-        """Bytes that the largest runtime of a family is known to take on a device; 0 if none is known."""
         family = runtimes_of(context) if is_runtime(context) else ()
         return max((known_bytes(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """The next steps of each family's plan, which is made anew when it is due."""
+        """Take the next steps of each family's plan; make a new plan when it is due."""
         for family in _families(view):
             yield from self._steps(view, family)
 
     def rests(self, view: View) -> bool:
-        """True while no calls of a family come and every plan is carried out."""
-        return not any(map(self._is_moving, _families(view)))
-
-    def _is_moving(self, family: Sequence[Context]) -> bool:
-        plan = self._plans.get(family[-1].recipe.key)
-        if plan is None or any(context.queue.count for context in family):
-            return True
-        if self._arrivals.came_since(family, plan.made_at):
-            return True
-        return any(len(_usable(context)) != plan.wanted.get(context.recipe.key, 0) for context in family)
+        """True while no calls of a family arrive and every plan is carried out."""
+        for family in _families(view):
+            plan = self._plans.get(family[-1].recipe.key)
+            if plan is None or self._arrivals.came_since(family, plan.made_at):
+                return False
+            for context in family:
+                if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
+                    return False
+        return True
 
     # ---- the plan
 
     def _current_plan(self, view: View, family: Sequence[Context], devices: int) -> RuntimePlan | None:
-        """What the family is to come to; None while none of its calls has come, or it has no device and no place."""
         key = family[-1].recipe.key
         plan = self._plans.get(key)
         if plan is not None and not self._is_due(view, family, plan, devices):
@@ -129,34 +115,27 @@ class AllocateRuntimes(LoadWhereWanted):
             return None
         since = plan.made_at if plan is not None else view.now
         next_s = min(self._plan_every_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
-        wanted = self._allocated(family, devices, now=view.now)
-        if wanted is None:
+        able = [context for context in family if not has_given_up(context)]
+        if not able:
             return None
+        over_s = max(self._arrivals.seconds(family, view.now), self._times.objective_s(family[-1]))
+        demands = [self._times.demand(context, self._calls(context, family, view.now) / over_s) for context in able]
+        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
+        wanted = {context.recipe.key: count for context, count in counts}
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s)
         return self._plans[key]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """Whether a plan is to be made anew: it is old and calls have come, devices have gone, or a runtime that it
-        wants cannot be loaded. For more devices it waits: they serve as the longest runtime meanwhile (§4)."""
+        """True if a plan is old and calls arrived, devices are gone, or a wanted runtime cannot be loaded.
+
+        New devices serve as the longest runtime until the next period (§4).
+        """
         vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         if vain or 0 < devices < plan.devices:
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 
-    def _allocated(self, family: Sequence[Context], devices: int, *, now: float) -> dict[str, int] | None:
-        """Libraries of each runtime that loads; None if none does. Before any time has passed, what has come counts as
-        the calls of one objective."""
-        able = [context for context in family if not has_given_up(context)]
-        if not able:
-            return None
-        over_s = max(self._arrivals.seconds(family, now), self._times.objective_s(family[-1]))
-        demands = [self._times.demand(context, self._calls(context, family, now) / over_s) for context in able]
-        return {
-            context.recipe.key: count for context, count in zip(able, _as_far_as_they_go(devices, demands), strict=True)
-        }
-
     def _calls(self, context: Context, family: Sequence[Context], now: float) -> int:
-        """Calls that have come for a runtime, and for shorter ones that cannot be loaded and whose next it is."""
         count, at = self._arrivals.of(context, now), family.index(context)
         for shorter in reversed(family[:at]):
             if not has_given_up(shorter):
@@ -175,7 +154,8 @@ class AllocateRuntimes(LoadWhereWanted):
             return
         missing = _missing(view, family, plan)
         for device in free:
-            context = missing.pop() if missing else _longest_that_loads(family)
+            loads = (each for each in reversed(family) if each.last_failure is None)
+            context = missing.pop() if missing else next(loads, None)
             if context is None:
                 return
             size = self.reservation(context, (device,))
@@ -191,7 +171,6 @@ class AllocateRuntimes(LoadWhereWanted):
                 yield from load
 
     def _too_many(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
-        """Ready libraries of which there are more than planned, the least busy first."""
         found: list[Library] = []
         for context in family:
             usable = _usable(context)
@@ -202,7 +181,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
 
 def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """The allocation; of more requests than all devices answer in time, so many in proportion as they do."""
+    """Allocate; if the requests exceed the devices, scale them down until they fit."""
     while True:
         try:
             return allocate(devices, demands).instances
@@ -212,39 +191,30 @@ def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """A runtime for each library that it lacks; the longest one, which serves every call, is last and so loaded first.
-    One whose last load failed is tried once at a time, and after two failures no more; one that was given up, or that
-    its pilot had no room for, once a plan and whenever a call waits for it."""
+    """Return a runtime for each missing library; the longest is last, and so loaded first.
+
+    After a failed load a runtime is probed, one load at a time. One that was given up, or that its pilot had no
+    room for, is tried once a plan and whenever a call waits for it.
+    """
     found: list[Context] = []
     for context in family:
         usable = _usable(context)
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if is_probed(context):
             lacks = 0 if has_given_up(context) else min(lacks, probes(usable))
-        elif context.last_failure is not None and not _is_waited_for(context):
+        elif context.last_failure is not None and not any(
+            each.queue.count for each in (context, *context.listed_by.values())
+        ):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks
     return found
-
-
-def _longest_that_loads(family: Sequence[Context]) -> Context | None:
-    return next((context for context in reversed(family) if context.last_failure is None), None)
-
-
-def _is_waited_for(context: Context) -> bool:
-    return any(each.queue.count for each in (context, *context.listed_by.values()))
 
 
 def _usable(context: Context) -> list[Library]:
     return [library for library in context.libraries.values() if library.usable]
 
 
-def _alive(family: Sequence[Context]) -> bool:
-    return any(map(_usable, family))
-
-
 def _has_ready(device: Device, keys: set[str]) -> bool:
-    """Whether a library of the family serves on a device."""
     return any(
         library.state is LibraryState.READY and library.context.recipe.key in keys
         for library in device.libraries.values()
@@ -253,6 +223,5 @@ def _has_ready(device: Device, keys: set[str]) -> bool:
 
 
 def _families(view: View) -> list[tuple[Context, ...]]:
-    """The runtimes of each family."""
     families = (runtimes_of(context) for context in view.contexts.values() if is_runtime(context))
     return list({family[-1].recipe.key: family for family in families}.values())

@@ -2,14 +2,12 @@
 
 | file | what |
 |---|---|
-| `scheduling` | Algorithms 1 and 2, as arithmetic over times |
-| `job_queue` | jobs that wait for one pool, in the order in which the algorithms look at them |
-| `pool_state`, `pool_states` | one context's warm pool, and all of them: kept up to date from what has changed |
-| `cold_devices` | the cold pool |
-| `dispatch`, `residency` | the answers at two seams: what starts (§4.4.1); what is warmed and let go (§4.4.2) |
-| `telling` | what the user is told |
+| `scheduling` | Algorithms 1 and 2 as arithmetic over times, and the queue of jobs that they read |
+| `pools` | the warm pools, kept up to date from what has changed |
+| `dispatch` | which jobs start (§4.4.1) |
+| `residency` | which devices are warmed and which replicas are unloaded (§4.4.2), and what the user hears |
 
-The functions below `prompt_tuner` are its ablations (§6.3), which scenarios name as
+The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name them as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
 """
 
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.prompt_tuner.dispatch import AllotInRounds
-from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
+from stoker.manager.policies.prompt_tuner.pools import PoolStates
 from stoker.manager.policies.prompt_tuner.residency import WINDOW_S, WarmPools
 from stoker.manager.policies.provisioning import KeepBlocks
 
@@ -32,12 +30,16 @@ def prompt_tuner(
     early: bool = False,
     learn: bool = True,
 ) -> Policies:
-    """Jobs with deadlines get as many warm devices as they need.
+    """Give jobs with deadlines as many warm devices as they need.
 
-    `window_s`: how long a replica stays warm that nobody uses. `early`: it goes at once for a job of another model that
-    would be late. `delay`: jobs may wait for devices that others give back in time. `together`: a job's devices are
-    given to it all at once. `reuse`: a library serves job after job. `learn`: a job is expected to do as much of its
-    items as the last jobs did at most, not all of them.
+    Args:
+        provisioning: replaces the default provisioning.
+        window_s: seconds for which an unused replica stays warm.
+        delay: jobs may wait for devices that others return in time.
+        together: allocate all devices of a job at once.
+        reuse: a library serves job after job.
+        early: unload idle replicas at once for a late job of another model.
+        learn: expect the share of its items that earlier jobs did at most, not all of them.
     """
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
@@ -48,15 +50,13 @@ def prompt_tuner(
 
 
 def without_delay(provisioning: Provisioning | None = None) -> Policies:
-    """Without DelaySchedulable: no job waits for devices of others."""
     return prompt_tuner(provisioning=provisioning, delay=False)
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Without the warm allocator: each replica of a job takes a device by itself and waits there for the others."""
+    """Without the warm allocator: each replica of a job takes a device by itself and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 
 def without_reuse(provisioning: Provisioning | None = None) -> Policies:
-    """Without runtime reusing: every job loads its own libraries."""
     return prompt_tuner(provisioning=provisioning, reuse=False)

@@ -1,16 +1,9 @@
-"""Dispatch, as PromptTuner's (§4.4.1): every 50 ms, which waiting jobs start, and on how many warm replicas each.
+"""PromptTuner's dispatch (§4.4.1): every 50 ms, which waiting jobs start, and on how many warm replicas.
 
-Whatever starts is started whole: a gang is sent to all of its libraries at once, so no two can wait for each other.
-Which libraries of a pool a job gets makes no difference to when it is done; the hottest are taken, so that those that
-are not needed cool down, and such that few pilots have a part in a gang.
-
-A job that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.deadlines`). Each
-is told what is expected of it as it starts; residency tells those that wait.
-
-`together` is what §6.3 calls the warm allocator. Without it (an ablation) each of a job's replicas takes an idle device
-as soon as there is one and waits for the others there. A job that is late by now holds on to what it took, and begins
-when it has as many as it wanted last. Jobs could wait for each other for ever so: when all replicas of a pool are held
-and none is on its way, the late job with the nearest deadline begins on what it holds.
+A gang is sent to all of its libraries at once, so two gangs cannot wait for each other. `together` is the warm
+allocator of §6.3. Without it (an ablation) each replica of a job takes an idle device when it can and waits for
+the others; once all replicas of a pool are held and none is loading, the late job with the nearest deadline
+begins on what it holds.
 """
 
 from __future__ import annotations
@@ -23,10 +16,8 @@ from stoker.manager.core.deadlines import run_fits
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, LATE, PoolJob
-from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
-from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
-from stoker.manager.policies.prompt_tuner.scheduling import allot
+from stoker.manager.policies.prompt_tuner.pools import PoolState, PoolStates, in_rounds
+from stoker.manager.policies.prompt_tuner.scheduling import FRONT, HOPEFUL, LATE, PoolJob, allot
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.units import show_seconds
 
@@ -34,11 +25,11 @@ ROUND_S = 0.05
 """§5.3."""
 
 REFRESH_S = 0.25
-"""What time alone has changed is found out so soon."""
+"""Seconds after which a round runs although nothing but time has changed."""
 
 
 class AllotInRounds(HottestFirst):
-    """Dispatch: Algorithm 1 for contexts with jobs in line, the default way for all others."""
+    """Dispatch: Algorithm 1 for contexts with jobs in line, the default for all others."""
 
     period_s = ROUND_S
     by_deadline = False
@@ -50,14 +41,12 @@ class AllotInRounds(HottestFirst):
         self.reuse = reuse
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Nowhere, where a round decides."""
         state = self.states.of(call.group.context)
         if in_rounds(call) or (state is not None and state.active):
             return None
         return super().place(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Nothing, where a round decides."""
         state, head = self.states.of(library.context), library.context.queue.head()
         if state is not None:
             state.mark_changed()
@@ -66,14 +55,12 @@ class AllotInRounds(HottestFirst):
         return super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """As by default; and the next round will know."""
         state = self.states.of(library.context)
         if state is not None:
             state.mark_changed()
         return super().dry(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Who starts now."""
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.all.values():
@@ -86,7 +73,6 @@ class AllotInRounds(HottestFirst):
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """While no such call waits."""
         return not any(state.active or state.left_over for state in self.states.all.values())
 
     def _allot(self, view: View, state: PoolState) -> list[Action]:
@@ -117,15 +103,16 @@ class AllotInRounds(HottestFirst):
             self.states.forget(job.id)
             plan += _start(view, job, members)
         for id, ordered in tuple(state.promises.items()):
-            if ordered.promise.here >= ordered.promise.replicas:  # all have come, and it is not enough any more
+            if ordered.promise.here >= ordered.promise.replicas:  # all have come and are no longer enough
                 del state.promises[id]
                 state.mark_changed()
         return plan
 
 
 def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """A call on these libraries, and when it should be done; it is dropped where it is late on any, and not wanted
-    then."""
+    """Send a call to these libraries with its forecast, or drop it if it is late on any number of them and unwanted
+    then.
+    """
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
@@ -140,8 +127,7 @@ def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
 
 
 def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
-    """So many free libraries for a call, fewer if there are not enough that it could finish on: those of pilots that
-    have many of them first, so that a gang has to do with few pilots."""
+    """Return up to `count` free libraries on which the call could finish, on as few pilots as possible."""
     able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
@@ -150,8 +136,6 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
 
 
 def _default_way(state: PoolState) -> list[Action]:
-    """The last call that rounds decide about has left: the others behind it go to what is free. From then on each
-    library pulls, as it does everywhere."""
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
@@ -159,8 +143,7 @@ def _default_way(state: PoolState) -> list[Action]:
 
 
 def _grab(state: PoolState, *, idle: int, now: float) -> None:
-    """Without simultaneous allocation: idle replicas go one by one to the jobs that want any, the nearest deadline
-    first, and stay with them."""
+    """Ablation: idle replicas go one by one to jobs that want them, nearest deadline first, and stay with them."""
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
@@ -177,8 +160,9 @@ def _grab(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Late jobs that begin on replicas that are held: those that hold as many as they wanted. If there are none, every
-    replica of the pool is held, and none is on its way, the first one takes what it needs from the others."""
+    """Return late jobs that begin on replicas they hold; if none is ready and nothing can come, the first takes what
+    it needs.
+    """
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

@@ -1,62 +1,162 @@
-"""Residency, as PromptTuner's (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are let go.
+"""PromptTuner's residency (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are released.
 
-A walk through all lines (Algorithm 2) says which jobs need more replicas than their pools will have in time. These are
-loaded on *cold* devices: devices with room that hold nothing. (Several models may share a device under the default
-policy; here each job should run at the speed that was predicted for it.) What was ordered for a job is its own until it
-starts; what is lost of it (a load that failed, a pilot that is gone) is ordered again while that can still help, else
-its job is looked at anew. Which pilots are no good for a context is told as by default.
+A walk through all queues (Algorithm 2) says which jobs need more replicas than their pools will have in time.
+These are loaded on *cold* devices, which hold nothing, and belong to their job until it starts. Lost ones are
+ordered again while that helps. A replica that is unused for `window_s` is unloaded, unless a job waits in its
+pool.
 
-A replica that nobody has used for `window_s` is unloaded, unless a job waits in its pool: then it waits for more of
-them. On a batch cluster this makes a device cold; whether its pilot stays is provisioning's business.
-
-Beyond the paper:
-
-- Jobs that are late are left what is idle anyway. Where their context has no replicas they get the fewest that they can
-  run on; those without deadlines get more by the default rules, once no job with a deadline waits.
-- Idle libraries of contexts that rounds do not decide about make room at once, as they do for anybody.
-- Who has lacked replicas to run on at all is first in line for devices, the longest first. After `patience_s` it may
-  also have what is idle in pools that lack nothing for so long, and share a device where none is cold; a context with
-  no replica at all gets one from whoever holds most, as by default. Without an order two gangs would each keep what the
-  other waits for.
-- `early` lets idle replicas go at once for jobs of other models that miss their deadlines. The paper does not.
-
-`reuse = False` (an ablation): a library serves one call and is unloaded.
+Beyond the paper: late jobs get what is idle, or the fewest replicas that they can run on; jobs without deadlines
+follow by the default rules. Idle libraries without a pool make room at once. The context that has longest lacked
+replicas to run at all is first in line: after `patience_s` it may take idle replicas of other pools and share a
+device. Without this order two gangs would keep what the other waits for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
+from stoker.manager.core.deadlines import has_changed, is_in_time
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Load, Provisioning, Timer, Unload, View
+from stoker.manager.core.seams import (
+    Action,
+    Changes,
+    Drop,
+    FailWaiting,
+    Forecast,
+    Load,
+    Provisioning,
+    Timer,
+    Unload,
+    View,
+)
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import is_idle
-from stoker.manager.policies.prompt_tuner.cold_devices import ColdDevices, Replica, cold_devices, makes_warm
 from stoker.manager.policies.prompt_tuner.dispatch import REFRESH_S, ROUND_S
-from stoker.manager.policies.prompt_tuner.job_queue import PoolJob
-from stoker.manager.policies.prompt_tuner.pool_state import OrderedReplicas, Place, PoolState, in_rounds
-from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
-from stoker.manager.policies.prompt_tuner.scheduling import Fate, Walk
-from stoker.manager.policies.prompt_tuner.telling import forecast, why_dropped
+from stoker.manager.policies.prompt_tuner.pools import OrderedReplicas, Place, PoolState, PoolStates, in_rounds
+from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
-from stoker.manager.policies.sizes import suits
-from stoker.manager.policies.where_to_load import is_probed, may_load, probes
+from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes, ranks, suits
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
+from stoker.units import show_seconds
+
+Replica = tuple[Device, ...]
+"""Devices of one pilot for one replica."""
+
+_Fits = Callable[[Context, Device], bool]
+
+
+def cold_devices(view: View) -> list[Device]:
+    return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
+
+
+class ColdDevices:
+    """The cold devices in a round; each is given away once. `fits`: True if a context has room on a device."""
+
+    def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
+        self._view = view
+        self._fits = fits
+        self._cold = cold
+        self._gone: set[Device] = set()
+        self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
+        self.taken: dict[int, list[Replica]] = {}
+        """Replicas by job."""
+
+    def count(self, model: str, *, most: int) -> int:
+        """Count replicas of a model that could be warmed, up to `most`; 0 while its loads fail and are probed."""
+        return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
+
+    def take(self, model: str, count: int, *, job: int) -> None:
+        self.taken.setdefault(job, []).extend(self.pick(model, count))
+
+    def find(self, model: str, *, most: int) -> list[Replica]:
+        """Return up to `most` replicas that could be warmed now."""
+        if most <= 0:
+            return []
+        if model not in self._found:
+            self._found[model] = [], self._replicas(self._view.contexts[model])
+        found, more = self._found[model]
+        if self._gone:
+            found[:] = [devices for devices in found if not self._gone.intersection(devices)]
+        found += islice(more, max(0, most - len(found)))
+        return found[:most]
+
+    def pick(self, model: str, count: int) -> list[Replica]:
+        picked = self.find(model, most=count)
+        self.give(picked)
+        return picked
+
+    def give(self, replicas: list[Replica]) -> None:
+        for devices in replicas:
+            self._gone.update(devices)
+
+    def has_given(self, devices: Replica) -> bool:
+        return not self._gone.isdisjoint(devices)
+
+    def _replicas(self, context: Context) -> Iterator[Replica]:
+        wants = context.recipe.needs.devices
+        for rank in ranks(context):
+            together: dict[str, list[Device]] = {}
+            for device in self._cold:
+                pilot = device.pilot
+                if device in self._gone or failures(context, pilot) != rank:
+                    continue
+                if not self._fits(context, device) or not may_load(self._view, context, device, desperate=True):
+                    continue
+                if wants == 1:
+                    yield (device,)
+                    continue
+                some = together[pilot.id] = [x for x in together.get(pilot.id, ()) if x not in self._gone]
+                some.append(device)
+                if len(some) == wants:
+                    yield tuple(together.pop(pilot.id))
+
+    def coming(self, context: Context) -> int:
+        devices = 0
+        for device in self._view.devices():
+            there = [library for library in device.libraries.values() if makes_warm(library)]
+            devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
+        return devices // context.recipe.needs.devices
+
+
+def makes_warm(library: Library) -> bool:
+    return bool(library.context.recipe.loader)
+
+
+def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
+    """Return a forecast for a call, if it is known and has changed noticeably."""
+    if ends_at == math.inf:
+        return []
+    ends_at = max(ends_at, view.now)
+    in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
+    changed = has_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
+    return [Forecast(CallId(id), ends_at, in_time)] if changed else []
+
+
+def why_dropped(view: View, fate: Fate) -> str:
+    left_s = fate.job.deadline_at - view.now
+    if left_s <= 0:
+        return f"dropped: {show_seconds(-left_s)} past its deadline"
+    due = f"dropped: its deadline is in {show_seconds(left_s)}"
+    if fate.ends_at == math.inf:
+        return f"{due}, and it has not begun"
+    soonest = show_seconds(fate.ends_at - view.now)
+    return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"
+
 
 WINDOW_S = 60.0
 """§6.3."""
 
 JOBS_PER_ROUND = 128
-"""So many jobs are looked at in a round; of more the rest in the next ones."""
+"""Jobs examined in a round; the rest follow in later rounds."""
 
 
 class WarmPools(Quiet):
-    """Residency: Algorithm 2 for contexts with jobs in line, the default way for all others."""
+    """Residency: Algorithm 2 for contexts with jobs in line, the default for all others."""
 
     period_s = ROUND_S
 
@@ -72,10 +172,8 @@ class WarmPools(Quiet):
         **default: Any,
     ) -> None:
         self.states = states
-        self.keeper = PoolKeeper(states)
-        self.default = LoadWhereWanted(keeper=self.keeper, **default)
-        """Decides for contexts that rounds do not decide about, and how a context is loaded."""
-        self.keeper.patience_s = self.default.patience_s
+        self.default = LoadWhereWanted(keeper=self, **default)
+        """Decides for contexts without a pool, and how a context is loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -84,19 +182,18 @@ class WarmPools(Quiet):
         self._again_at = math.inf
         self._reclaim_at = math.inf
         self._cold: list[Device] | None = None
-        """Cold devices, as long as libraries and pilots stay as they are."""
+        """Cold devices, as long as libraries and pilots are unchanged."""
         self._first: dict[str, PoolJob] = {}
-        """Of each pool, the first job that this walk has found without help."""
+        """Per pool, the first job that this walk found without help."""
 
     @property
     def provisioning(self) -> Provisioning:
-        """Who knows what may still come."""
         return self.default.provisioning
 
     # ---- asked as things happen
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Nothing, where a round decides, but room that others must make, or a word that it can never be."""
+        """Return the default plan, or where a round decides, room that others must make or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -104,14 +201,13 @@ class WarmPools(Quiet):
         if state is None or not state.active:
             if head is None or not in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round has it among its states.
+            # The next round opens its pool.
             return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
         state.walk_due = True
         plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
         alive = any(is_alive(view, library, cut_s=self.default.cut_s) for library in context.libraries.values())
-        if ColdDevices(view, cold_devices(view), fits=self.default.fits).find(context.recipe.key, most=1) or (
-            alive and context.lacking is None
-        ):
+        cold = ColdDevices(view, cold_devices(view), fits=self.default.fits)
+        if cold.find(context.recipe.key, most=1) or (alive and context.lacking is None):
             return plan
         if not alive and not state.promises:
             impossible = self.default.why_nowhere(view, context)
@@ -120,23 +216,22 @@ class WarmPools(Quiet):
         return plan + self.default.make_room(view, context)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls still wait."""
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """As by default."""
         return self.default.measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """What is warmed, and what is let go."""
         self.states.update(view, changes)
         if changes.libraries or changes.pilots:
             self._cold = None
         plan: list[Action] = []
         due = any(state.walk_due for state in self.states.all.values())
         if self._walk.under_way or due or view.now >= self._again_at:
-            cold = self._cold_devices(view)
+            if self._cold is None:
+                self._cold = cold_devices(view)
+            cold = ColdDevices(view, self._cold, fits=self.default.fits)
             if not self._walk.under_way:
                 plan += self._begin(view, cold)
             if self._walk.under_way:
@@ -146,7 +241,6 @@ class WarmPools(Quiet):
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """While nothing waits, runs or may be let go."""
         return (
             min(self._again_at, self._reclaim_at) == math.inf
             and not self._walk.under_way
@@ -199,7 +293,7 @@ class WarmPools(Quiet):
         ], places
 
     def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """What will never come of a promise is ordered once more, if that still helps; else there is no promise."""
+        """Order lost replicas of promises again if that still helps; else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -221,9 +315,6 @@ class WarmPools(Quiet):
     # ---- those who must see what becomes of them
 
     def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
-        """Pools whose first job without help lacks replicas: there are to be as many as it can run on. Who has lacked
-        them longest gets what is cold, and what others can spare, before all others get any: two gangs that wait for
-        each other's devices would wait for ever."""
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
@@ -248,7 +339,6 @@ class WarmPools(Quiet):
         return plan
 
     def _wants(self, view: View, state: PoolState, job: PoolJob) -> int:
-        """Replicas to warm beside those that walks have ordered."""
         context, line = state.context, state.line
         if not is_probed(context) and (line.late or line.hopeful):
             return max(0, job.least - self._alive(view, state, most=job.least))
@@ -258,7 +348,6 @@ class WarmPools(Quiet):
         return self.default.worth_loading(context, alive)
 
     def _alive(self, view: View, state: PoolState, *, most: int) -> int:
-        """Replicas that are hot or on their way; not counted further than `most`."""
         alive = (
             library
             for library in state.context.libraries.values()
@@ -268,7 +357,6 @@ class WarmPools(Quiet):
         return sum(1 for _ in islice(alive, most))
 
     def _beside_others(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
-        """Devices with room that hold something: for who has lacked replicas for long."""
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
@@ -277,8 +365,9 @@ class WarmPools(Quiet):
         return found
 
     def _evict_for(self, view: View, state: PoolState) -> list[Action]:
-        """Devices of which all that they hold is idle and may leave become cold, those that were used longest ago: for
-        one replica at a time, as by default."""
+        """Clear devices whose libraries are idle and may leave, least recently used first, for one replica at a
+        time.
+        """
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -296,18 +385,19 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Libraries that leave so that a device is cold, and when the last of them was used; None if one may not."""
+        """Return the libraries that leave so that a device is cold, and when the last was used; None if one must
+        stay.
+        """
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
-        if not all(is_idle(library) and self.keeper.may_leave(view, library, context) for library in there):
+        if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
             return None
         return max((library.used_at for library in there), default=-math.inf), there
 
     # ---- words
 
     def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
-        """What is expected of a job; or that it is dropped, where nothing but that can be."""
         job = fate.job
         if not fate.helped and job.deadline_at:
             begins_at = view.now if state.context.libraries else view.now + state.load_s
@@ -328,7 +418,7 @@ class WarmPools(Quiet):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if state.line:  # who waits beside idle replicas waits for more of them
+            if state.line:  # a job next to idle replicas waits for more of them
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
@@ -338,7 +428,6 @@ class WarmPools(Quiet):
         return plan
 
     def _reclaim_early(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
-        """Idle replicas of other models, that nobody there waits for, make room for a job that is late otherwise."""
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
         wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
@@ -351,7 +440,6 @@ class WarmPools(Quiet):
         return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
     def _could_hold(self, view: View, context: Context, id: LibraryId) -> bool:
-        """Whether a context would fit on the devices of a library, were they cold."""
         library = view.libraries.get(id)
         return library is not None and all(
             suits(context, device)
@@ -360,22 +448,12 @@ class WarmPools(Quiet):
             for device in library.devices
         )
 
-    def _cold_devices(self, view: View) -> ColdDevices:
-        if self._cold is None:
-            self._cold = cold_devices(view)
-        return ColdDevices(view, self._cold, fits=self.default.fits)
-
-
-class PoolKeeper:
-    """Keeps what is in a pool for its window: it leaves before that for calls that go the default way alone, and for a
-    context that has lacked replicas for long, and longer than those who wait in the pool."""
-
-    def __init__(self, states: PoolStates) -> None:
-        self.states = states
-        self.patience_s = 0.0
-
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Whether a library may make room for a context."""
+        """True if a library may make room for a context.
+
+        What is in a pool stays for its window. It leaves earlier for default calls, and for a context that has lacked
+        replicas for long, and longer than the pool's own jobs.
+        """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:
             return True
@@ -383,4 +461,4 @@ class PoolKeeper:
             return False
         if asks is None or not asks.active:
             return True
-        return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.patience_s
+        return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.default.patience_s

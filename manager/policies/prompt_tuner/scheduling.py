@@ -1,57 +1,212 @@
-"""How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic.
+"""How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic over times.
 
-Jobs of one model share its *warm pool*: devices on which that model is loaded. All models share the *cold pool*:
-devices that hold nothing. A job runs on several replicas at once and is done sooner. Two questions are asked in every
-round, and both are answered here from times alone; `dispatch` and `residency` turn the answers into
-actions.
+Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: devices that hold
+nothing. `allot` (Algorithm 1) says which waiting jobs start now on idle warm replicas, and on how many. `Walk`
+(Algorithm 2, with DelaySchedulable) says which devices are warmed for which jobs, and when each job ends; a job that
+can wait for devices of running jobs gets none.
 
-- `allot` (Algorithm 1): which waiting jobs start now on devices that are warm and idle, and on how many each?
-- `Walk` (Algorithm 2, with DelaySchedulable): which devices are to be warmed, for which jobs? A job that can wait for
-  devices which running jobs will give back gets none. It also says when each job should be done.
+Differences from the printed algorithms:
 
-Where we differ from the printed algorithms, and why:
+- A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
+- Algorithm 1 grows while `A <= R`, up to R + 1 devices. Here never more than there are, nor than the job's maximum.
+- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on as few replicas as they can.
+- Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it grows while the deadline is missed and
+  cold devices are left.
+- Line 19 notes durations, line 26 reads points in time. Here loading devices become free at now + T_cold + T(A), and
+  belong to the job that they were ordered for (`Promise`) until it starts, with the idle ones that it needs.
+- DelaySchedulable: `k` may be all devices of the pool, and all k devices are taken until the job ends.
+- Only what idle devices do not cover is ordered. A delay binds no job: each round makes new reservations.
+- A model's first job measures: it gets the fewest replicas that it can run on, at once.
 
-- A deadline is a point in time. The paper's `T_slo` is a duration that never gets shorter while a job waits; jobs are
-  sorted by deadline, and what is left until then is compared.
-- Algorithm 1 grows while `A <= R`, and so gives up to R + 1 devices, and one where there are none. Here never more than
-  there are. A job has a largest number of replicas of its own; more of them do not help it.
-- Jobs that can make their deadline no more get nothing in Algorithm 1, for ever. Here they run last, on devices that
-  are left over and that no delayed job counts on, with as few replicas as they can.
-- Algorithm 2's loop runs while `T_slo < T_cold`, which ends at once or never. It grows while the deadline is missed
-  and there are cold devices; all models take from one count of these.
-- Line 19 notes durations where line 26 reads points in time. Devices that are being warmed are noted as free again
-  at now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`), and so do the idle ones that
-  are to run beside them, in all rounds until it starts: each would order them anew otherwise.
-- DelaySchedulable: `k` may be all devices of the pool; nobody gets a device before now; and all k devices are taken
-  until the job is done, for it needs them together.
-- Only what idle devices do not cover is ordered.
-- A delay binds nobody: reservations are made anew in each round, by deadline. They trust the bounds of run times, as
-  the paper does. Once a job's slack is shorter than a load nothing can be warmed for it, so it waits for what it has.
-- Nobody's time is known before a model's first job has run. Such a job measures: it gets the fewest replicas that it
-  can run on, at once, and nobody waits for those.
-
-A round over thousands of jobs costs what changed: `allot` looks at the heads of `JobQueue`'s rows, and a walk goes on
-in the next round where it stopped in the last. Times are in seconds, on the manager's clock. A replica may be several
-devices: callers count replicas.
+A round costs what changed. A job's *need* is the least number of replicas with which it would be in time if it began
+now. It only grows, so `JobQueue` keeps rows of jobs by need, each ordered by deadline, and a heap of latest starts.
+`allot` reads the heads of the rows; a walk continues where it stopped in the last round. A replica may be several
+devices.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Protocol
 
 import msgspec
 
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, JobQueue, Key, PoolJob
+Key = tuple[int, float, int]
+"""A job's place: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
+
+HOPEFUL, LATE, REST = 0, 1, 2
+FRONT: Key = (-1, 0.0, 0)
+"""Before all jobs."""
+
+_EARLY_S = 1e-6
+"""Seconds before its latest start at which a job's need is checked, against rounding."""
+_FEW = 8
+"""Up to this many jobs are inserted one by one; above it the row is sorted."""
+
+
+class PoolJob(msgspec.Struct, frozen=True, gc=False):
+    """A waiting job.
+
+    `run_s[a - 1]`: upper bound of its seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; then it
+    runs last, by `priority`. `least`: fewest replicas that it can run on. `measures`: its run time is unknown.
+    """
+
+    id: int
+    deadline_at: float
+    run_s: tuple[float, ...]
+    least: int = 1
+    measures: bool = False
+    priority: int = 0
+
+    def fewest(self, *, begins_at: float, most: int) -> int:
+        """Return the least number of replicas, up to `most`, with which the job is in time; 0 if none."""
+        for count, seconds in enumerate(self.run_s[:most], start=1):
+            if begins_at + seconds <= self.deadline_at:
+                return count
+        return 0
+
+    def is_lost(self, now: float) -> bool:
+        """True if it is late with any number of warm replicas."""
+        return now + self.run_s[-1] > self.deadline_at
+
+
+def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
+    return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
+
+
+class JobQueue:
+    """The jobs of one pool in order. `now` must not decrease."""
+
+    __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, PoolJob] = {}
+        self.rows: dict[int, list[Key]] = {}
+        """Jobs that can be in time, by need."""
+        self.late: list[Key] = []
+        self.rest: list[Key] = []
+        """Jobs without a deadline."""
+        self._keys: dict[int, Key] = {}
+        self._needs: dict[int, int] = {}
+        self._due: dict[int, float] = {}
+        """When the need of each hopeful job may grow."""
+        self._turns: list[tuple[float, int]] = []
+        """The same as a heap; entries that disagree are old."""
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def hopeful(self) -> bool:
+        return any(self.rows.values())
+
+    def put(self, jobs: Iterable[PoolJob], *, now: float) -> None:
+        fresh: dict[int, list[Key]] = {}
+        turns: list[tuple[float, int]] = []
+        for job in jobs:
+            id, deadline_at = job.id, job.deadline_at
+            if id in self.jobs:
+                self.remove(id)
+            self.jobs[id] = job
+            if not deadline_at:
+                need, key = -1, (REST, -float(job.priority), id)
+            else:
+                run_s = job.run_s
+                need = 1 if now + run_s[0] <= deadline_at else job.fewest(begins_at=now, most=len(run_s))
+                key = (HOPEFUL if need else LATE, deadline_at, id)
+                if need:
+                    self._due[id] = at = deadline_at - run_s[need - 1] - _EARLY_S
+                    turns.append((at, id))
+            self._keys[id], self._needs[id] = key, need
+            fresh.setdefault(need, []).append(key)
+        if len(turns) <= _FEW:
+            for turn in turns:
+                heapq.heappush(self._turns, turn)
+        else:
+            self._turns = [(at, id) for at, id in self._turns if self._due.get(id) == at] + turns
+            heapq.heapify(self._turns)
+        for need, keys in fresh.items():
+            row = self._row(need)
+            if len(keys) <= _FEW:
+                for key in keys:
+                    insort(row, key)
+            else:
+                row += keys
+                row.sort()
+
+    def remove(self, id: int) -> None:
+        if self.jobs.pop(id, None) is None:
+            return
+        row, key = self._row(self._needs.pop(id)), self._keys.pop(id)
+        del row[bisect_left(row, key)]
+        self._due.pop(id, None)
+
+    def advance(self, now: float) -> bool:
+        """Move jobs whose latest start has passed; True if any needs more now."""
+        moved = False
+        turns = self._turns
+        while turns and turns[0][0] <= now:
+            at, id = heapq.heappop(turns)
+            if self._due.get(id) != at:
+                continue
+            job, need, key = self.jobs[id], self._needs[id], self._keys[id]
+            grown = job.fewest(begins_at=now, most=len(job.run_s))
+            if grown:
+                self._due[id] = at = max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S)
+                heapq.heappush(turns, (at, id))
+            else:
+                del self._due[id]
+            if grown == need:
+                continue
+            moved = True
+            row = self._row(need)
+            del row[bisect_left(row, key)]
+            key = (HOPEFUL if grown else LATE, job.deadline_at, id)
+            self._keys[id], self._needs[id] = key, grown
+            insort(self._row(grown), key)
+        return moved
+
+    def is_hopeful(self, id: int) -> bool:
+        return self._needs.get(id, 0) > 0
+
+    def need(self, id: int) -> int:
+        """Return a job's need; 0 = it is late, or has no deadline."""
+        return max(0, self._needs.get(id, 0))
+
+    def key(self, id: int) -> Key:
+        return self._keys[id]
+
+    def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
+        """Return the first job after a place that needs at most `most` replicas and is not in `but`."""
+        found: Key | None = None
+        for need, row in self.rows.items():
+            if need > most:
+                continue
+            place = bisect_right(row, after)
+            while place < len(row) and row[place][2] in but:
+                place += 1
+            if place < len(row) and (found is None or row[place] < found):
+                found = row[place]
+        return found
+
+    def behind(self, after: Key) -> Iterator[Key]:
+        rows = [row for row in (*self.rows.values(), self.late, self.rest) if row and row[-1] > after]
+        return heapq.merge(*(map(row.__getitem__, range(bisect_right(row, after), len(row))) for row in rows))
+
+    def _row(self, need: int) -> list[Key]:
+        if need > 0:
+            return self.rows.setdefault(need, [])
+        return self.rest if need else self.late
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Replicas that are being warmed for a job: so many, of which `here` have come already, to run together with
-    `beside` others that were idle when they were ordered. `free_at`: when the job will be done with all of them."""
+    """Replicas that are loading for a job, of which `here` have come, to run with `beside` idle ones until
+    `free_at`.
+    """
 
     job: int
     replicas: int
@@ -61,14 +216,15 @@ class Promise(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> int:
-        """Idle replicas that wait with the job for the rest."""
         return self.beside + self.here
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A model's pool as a round finds it. `idle`: warm replicas that nobody uses, those that are kept for promises and
-    those in `held` among them. `busy`: when each of the others will be free, as far as is known. `cold_s`: what warming
-    one takes. `held`: idle replicas that a job has taken for itself until it has enough (an ablation)."""
+    """A model's pool in a round.
+
+    `idle`: warm unused replicas, with those kept or held. `busy`: when each other one will be free. `cold_s`:
+    seconds to warm one. `held`: idle replicas that a job holds until it has enough (an ablation).
+    """
 
     idle: int
     busy: tuple[float, ...] = ()
@@ -78,7 +234,6 @@ class Pool(msgspec.Struct, frozen=True):
 
     @property
     def unkept(self) -> int:
-        """Idle replicas that are anybody's."""
         return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
@@ -87,13 +242,12 @@ class Pool(msgspec.Struct, frozen=True):
 _Take = Callable[[PoolJob, int], bool]
 
 
-def _whatever(job: PoolJob, count: int) -> bool:  # noqa: ARG001
-    return True
+def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
+    """Return the replicas of jobs that start now, by job.
 
-
-def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
-    """Replicas for jobs that start now, by job. What is kept for a job that starts without it, or that does not wait
-    any more, is anybody's. `take` is asked before a job is given so many, and may refuse: then it waits."""
+    Replicas kept for a job that starts without them, or no longer waits, are free. `take` may refuse a job; then
+    it waits.
+    """
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
     kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
@@ -111,7 +265,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) ->
             continue
         given[job.id] = count
         idle += mine - count
-        if mine > count:  # somebody who was passed may want what it gave back
+        if mine > count:  # a job that was passed may want the returned replicas
             passed = FRONT
     if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
         _give_rest(line, pool, given, idle=idle, take=take)
@@ -119,7 +273,6 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) ->
 
 
 def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
-    """Who is looked at next: the first for whom what is idle would do, or for whom something is kept."""
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
         if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
@@ -128,18 +281,17 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
 
 
 def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """Whether a job that waits needs the idle replicas together with others that come in time. It needs more than are
-    idle, or it would have got them; so it needs all of these."""
+    """True if a waiting job needs the idle replicas together with others that come in time."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
-        for _, _, id in reversed(row):  # those with much time left are the likeliest
+        for _, _, id in reversed(row):  # jobs with much time left are the likeliest
             if id not in done and _slot(free, line.jobs[id]):
                 return True
     return False
 
 
 def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Best effort. Nobody overtakes one that waits for more replicas than are idle, if the pool has so many."""
+    """Give late jobs what is left. No job overtakes one that waits for more replicas if the pool has so many."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -156,18 +308,18 @@ def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, 
 
 
 class ColdPool(Protocol):
-    """The cold pool."""
-
     def count(self, model: str, *, most: int) -> int:
-        """How many replicas of a model could be warmed just now; not counted further than `most`."""
+        """Return how many replicas of a model could be warmed now, up to `most`."""
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        """So many are warmed for a job."""
+        """Take replicas for a job."""
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What a walk finds out about a job that waits: when it should be done (infinite: nobody knows), and what was
-    ordered for it. `helped`: it waits for devices of its own, or that others give back in time."""
+    """The result of a walk for a waiting job: its end (infinite: unknown) and its order.
+
+    `helped`: it waits for ordered devices, or for ones that others return in time.
+    """
 
     model: str
     job: PoolJob
@@ -177,7 +329,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over the jobs of all models, the nearest deadline first; those that are late, or have none, at last.
+    """Algorithm 2 over the jobs of all models, nearest deadline first, then late jobs and jobs without a deadline.
 
     `delay`: without it no job waits for devices of others (an ablation).
     """
@@ -192,27 +344,25 @@ class Walk:
         self.under_way = False
 
     def begin(self, pools: Mapping[str, Pool], *, now: float) -> None:
-        """From the front, over pools as they are now."""
         self._at, self._now, self.under_way = FRONT, now, True
         self._pools = dict(pools)
         self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
-        """The next jobs in line, at most `looks` of them. The round is over when `under_way` is False."""
+        """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
             if len(fates) >= looks:
                 return fates
-            self._at = key
-            job = lines[model].jobs[key[2]]
+            self._at, job = key, lines[model].jobs[key[2]]
             fates.append(self._hopeful(model, job, cold) if key[0] == HOPEFUL else self._rest(model, job))
         self.under_way = False
         return fates
 
     def _ahead(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
-        ways = [_named(line.behind(self._at), model) for model, line in lines.items() if line and model in self._pools]
-        return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
+        known = ((model, line) for model, line in lines.items() if line and model in self._pools)
+        return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
     def _hopeful(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
@@ -225,7 +375,7 @@ class Walk:
         idle = bisect_right(free, now)
         free[:0] = [now] * held
         found = self._waits(model, job, cold)
-        del free[: max(0, bisect_right(free, now) - idle)]  # what it holds and does not need yet is nobody else's
+        del free[: max(0, bisect_right(free, now) - idle)]  # held replicas that it does not need yet stay its own
         return found
 
     def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
@@ -254,31 +404,22 @@ class Walk:
 
     def _rest(self, model: str, job: PoolJob) -> Fate:
         pool, free = self._pools[model], self._free[model]
-        if len(free) < job.least:
-            begins_at = self._now + pool.cold_s
-        else:
-            begins_at = free[job.least - 1]
+        begins_at = free[job.least - 1] if len(free) >= job.least else self._now + pool.cold_s
         ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
         if len(free) >= job.least:
             _reserve(free, job.least, ends_at)
         return Fate(model, job, ends_at, helped=False)
 
 
-def _named(keys: Iterator[Key], model: str) -> Iterator[tuple[Key, str]]:
-    for key in keys:
-        yield key, model
-
-
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """When each warm replica is free, in order, and each that is promised. Those that are idle are free now; one whose
-    job runs longer than it should is free any moment, but not yet."""
+    """Return when each warm or promised replica is free, sorted. A replica whose job overruns is free soon, not now."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
 def _slot(free: list[float], job: PoolJob) -> int:
-    """DelaySchedulable: the fewest replicas with which a job is in time on those that are free by then; 0 if none."""
+    """DelaySchedulable: return the fewest replicas with which a job is in time on those free by then; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
         if begins_at + seconds <= deadline_at:
@@ -287,14 +428,13 @@ def _slot(free: list[float], job: PoolJob) -> int:
 
 
 def _reserve(free: list[float], count: int, until: float) -> None:
-    """The replicas that are free first are one job's until then."""
     del free[:count]
     place = bisect_right(free, until)
     free[place:place] = [until] * count
 
 
 def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """When a job that cannot be helped would be done, were the others ahead of it done in time."""
+    """Return when a job without help would end if the jobs before it are in time."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

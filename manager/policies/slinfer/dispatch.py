@@ -1,45 +1,62 @@
-"""Which instance serves a call: SLINFER at the dispatch seam (§V to §VIII).
+"""SLINFER at the dispatch and residency seams (§V to §VIII).
 
-A call is offered to one ready instance after the other, those on CPUs first and those with large batches before small
-ones. The manager sees to the memory (`memory`), the pilot judges whether the call, and those beside it, would be in
-time (`stoker.pilot.core.turns`); an offer that it refuses goes to the next instance. When all have refused,
-neighbours with smaller batches make room for the largest instance (§VIII-A), or a new instance is loaded. A call for
-which there is no room waits and is tried again, in rounds, until its first token would be late; then it is dropped
+A call is offered to one ready instance after the other: CPUs first, large batches before small ones. The manager
+checks memory; the pilot judges whether the call and its neighbours would be in time, and may refuse
+(`stoker.pilot.core.turns`). When all refuse, neighbours with smaller batches make room (§VIII-A), or a new
+instance is loaded. Otherwise the call is tried again in rounds, and dropped once its first token would be late
 (§IX-B).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.seams import Action, Ask, Changes, Drop, Evict, FailCall, Send, Unload, View
+from stoker.manager.core.seams import (
+    Action,
+    Ask,
+    Changes,
+    Drop,
+    Evict,
+    FailCall,
+    FailWaiting,
+    Provisioning,
+    Send,
+    Unload,
+    View,
+)
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.keep_alive import IdleTimers
-from stoker.manager.policies.late_drops import cold_start_s, first_token_s
-from stoker.manager.policies.slinfer.compute import staying
-from stoker.manager.policies.slinfer.memory import CacheSizes
-from stoker.manager.policies.slinfer.placement import InstancePlaces, instances, loading, shares_by_token
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.slinfer.placement import (
+    CacheSizes,
+    InstancePlaces,
+    cold_start_s,
+    first_token_s,
+    instances,
+    loading,
+    shares_by_token,
+    staying,
+)
 from stoker.manager.policies.where_to_load import is_probed
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _ROUND_S = 0.1
-"""How often waiting calls are tried again."""
+"""Seconds between two rounds."""
 
 _MOST_TRIED = 32
 """Waiting calls of a context that are tried in one round."""
 
 _PER_LOAD = 4
-"""A context whose instance is loading gets another one when more than so many calls wait for each."""
+"""Waiting calls per loading instance above which another one is loaded."""
 
 
 _NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave its gang away"
 
 
 class OfferByHeadroom(HottestFirst):
-    """Dispatch: offers, preemption, drops; instances that nobody uses go. `consolidates`: neighbours with smaller
-    batches are preempted. Contexts that do not share devices by the token are served as by default."""
+    """Dispatch: offers, preemption, drops, keep-alive. `consolidates`: preempt neighbours with smaller batches."""
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -57,16 +74,14 @@ class OfferByHeadroom(HottestFirst):
         self._offered: dict[int, LibraryId] = {}
         """The library that each call was offered last."""
         self._refused: dict[int, set[LibraryId]] = {}
-        """Those that have refused a call since it was tried anew."""
+        """Libraries that refused a call since its last new try."""
         self._asked: set[str] = set()
-        """Contexts whose step times were asked for."""
+        """Contexts whose step times were requested."""
 
     def window(self, view: View, library: Library) -> int:
-        """As many as its engine has rows."""
         return library.slots if shares_by_token(library.context) else super().window(view, library)
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """The next instance that may take a call which has come, or which an instance has refused."""
         context = call.group.context
         if not shares_by_token(context):
             return super().place(view, call)
@@ -80,7 +95,7 @@ class OfferByHeadroom(HottestFirst):
             return self._plan(view, call)
         refused = self._refused.setdefault(call.id, set())
         library = view.libraries.get(last)
-        if library is not None and last not in refused and library.admits(call):  # once: it may refuse it again
+        if library is not None and last not in refused and library.admits(call):  # once only: it may refuse again
             refused.add(last)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
             if grows:
@@ -89,31 +104,27 @@ class OfferByHeadroom(HottestFirst):
         return self._plan(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """An instance has become ready, or one of its calls has ended: it is offered those that wait."""
         return self._offers(library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """An instance that does nothing goes after a while: loads are fast, and it keeps others from its device
-        (§IX-I4)."""
+        """Unload an idle instance after a while: loads are fast, and it occupies a device (§IX-I4)."""
         return self._idle.idle(view, library) if shares_by_token(library.context) else super().dry(view, library)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """An instance has been idle for long enough, or has got calls meanwhile."""
         return self._idle.fired(view, key)
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """What steps take is known now: calls that have come meanwhile find their place by it."""
         return self._again(view, context) if shares_by_token(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Waiting calls are dropped once they would be late, and the others are tried again."""
-        self._forget(view)
+        for notes in (self._offered, self._refused):
+            for id in [id for id in notes if id not in view.calls]:
+                del notes[id]
         for context in tuple(view.hungry.values()):
             if shares_by_token(context):
                 yield from self._again(view, context)
 
     def rests(self, view: View) -> bool:
-        """True while nothing waits."""
         return not any(map(shares_by_token, view.hungry.values()))
 
     def _again(self, view: View, context: Context) -> Iterator[Action]:
@@ -125,14 +136,7 @@ class OfferByHeadroom(HottestFirst):
             else:
                 yield from self._plan(view, call)
 
-    def _forget(self, view: View) -> None:
-        """Calls that have ended need no notes."""
-        for notes in (self._offered, self._refused):
-            for id in [id for id in notes if id not in view.calls]:
-                del notes[id]
-
     def _offers(self, library: Library) -> Iterator[Action]:
-        """Offers of waiting calls to one instance, as far as its memory goes."""
         for call in library.context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
             if library.load >= library.slots:
                 return
@@ -149,7 +153,7 @@ class OfferByHeadroom(HottestFirst):
     # ---- one call
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        """What is done for a call now; nothing if it has to wait."""
+        """Yield what to do for a call now; nothing if it has to wait."""
         context, refused = call.group.context, self._refused.get(call.id, ())
         hindered: list[Library] = []
         for library in instances(context):
@@ -173,8 +177,9 @@ class OfferByHeadroom(HottestFirst):
             yield from self._placement.new_instance(view, call)
 
     def _preempt(self, view: View, library: Library, call: Call) -> list[Action]:
-        """Neighbours that leave so that an instance can grow: those with smaller batches, the smallest first, if all
-        that they serve fits elsewhere (§VIII-A)."""
+        """Return the eviction of neighbours with smaller batches, smallest first, if all their calls fit elsewhere
+        (§VIII-A).
+        """
         lacks, size = self._sizes.lacks(library, call), len(library.held)
         neighbours = [x for x in staying(library.devices[0]) if x is not library and x.usable and len(x.held) < size]
         plan: list[Action] = []
@@ -190,9 +195,41 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _late_s(view: View, call: Call) -> float:
-    """How late the first token of a waiting call would be at least; a load that it waits for is granted (§IX-A). Less
-    than zero for one that was evicted: it may have its first token."""
+    """Return how late the first token of a waiting call would be at least, without its load (§IX-A); negative if
+    evicted.
+    """
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
         return -1.0
     return view.now - call.submitted_at - wanted_s - cold_start_s(view, call)
+
+
+class ShrinkLate(LoadWhereWanted):
+    """Residency: instances that are far too large shrink (§VII-B). Dispatch loads and unloads them."""
+
+    period_s = _ROUND_S
+    honours = frozenset()
+    """No limits: dispatch loads and unloads instances by its own rule."""
+
+    def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
+        super().__init__(provisioning=provisioning)
+        self._sizes = sizes
+        self._resizes = resizes
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        """Fail calls of a model that can be loaded nowhere; dispatch loads the others."""
+        if not shares_by_token(context):
+            return super().wanted(view, context)
+        nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
+        return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
+
+    def measured(self, view: View, library: Library) -> int:
+        return library.promised_bytes if shares_by_token(library.context) else super().measured(view, library)
+
+    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+        for library in tuple(view.libraries.values()) if self._resizes else ():
+            if library.usable and shares_by_token(library.context):
+                yield from self._sizes.shrink(library)
+
+    def rests(self, view: View) -> bool:
+        return not any(shares_by_token(library.context) for library in view.libraries.values())

@@ -1,4 +1,4 @@
-"""SLINFER in virtual time: models share devices a token at a time, and pilots judge what they are offered."""
+"""`arlo` and `slinfer` in virtual time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,75 @@ from typing import Any
 
 import pytest
 from sim.engines import SLINFER, engine
-from sim.worlds import source
+from sim.worlds import GPU, NOW, model, source
 
+from stoker.chance import Stream
+from stoker.errors import ConfigError
 from stoker.manager.policies import default_policies
+from stoker.manager.policies.arlo import arlo
+from stoker.manager.policies.named import named
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, World
+from stoker.manager.sim.workload import contexts_named, of_lengths
+from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
+
+SOON = Objective(latency_s=2.0)
+
+
+def encoders(pool: SourceModel, **lengths: float) -> World:
+    contexts = {
+        name: model(item_s=seconds, load_s=1.0, family="bert", longest_input=int(name[1:]))
+        for name, seconds in lengths.items()
+    }
+    return World(devices={"gpu": GPU}, sources=(pool,), contexts=contexts, delays=NOW)
+
+
+def asked(rate: float, *, from_s: float, to_s: float, long: float = 0.3) -> list[Arrival]:
+    gaps, lengths = Stream(1, f"gaps/{from_s}"), Stream(1, f"lengths/{from_s}")
+    found, at = list[Arrival](), from_s
+    while at < to_s:
+        tokens = 200 if lengths.uniform(len(found)) < long else 20
+        found.append(Arrival(at, "bert", input_length=tokens, objective=SOON))
+        at += gaps.exponential(len(found), mean=1 / rate)
+    return found
+
+
+def test_a_call_to_a_family_wants_the_runtimes_that_are_long_enough() -> None:
+    world = encoders(source(1), r256=0.2, r64=0.05)
+    assert contexts_named(world, ["bert"]) == ("r64", "r256")
+    short, long = of_lengths(world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)])
+    assert (short.context, short.variants) == ("r64", ("r256",))
+    assert (long.context, long.variants) == ("r256", ())
+    with pytest.raises(ConfigError, match="call 0 is 257 tokens long, and bert takes 256"):
+        list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
+
+
+def test_without_variants_each_call_runs_in_its_own_runtime() -> None:
+    world = encoders(source(2), r64=0.05, r256=0.2)
+    run = Simulation(world, of_lengths(world, asked(2.0, from_s=0.0, to_s=60.0)), named("default").make())
+    outcome = run.run()
+    assert not outcome.failed
+    contexts = run.core.state.contexts
+    assert contexts["r64"].served > contexts["r256"].served > 0
+
+
+def test_blocks_follow_the_tail_latency() -> None:
+    pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=Rule.OPPORTUNISTIC)
+    world = encoders(pool, r64=0.05, r256=0.2)
+    calls = [*asked(14.0, from_s=0.0, to_s=300.0), *asked(1.0, from_s=300.0, to_s=700.0)]
+    busy, whole = (Simulation(world, of_lengths(world, calls), arlo()) for _ in range(2))
+    busy.run(until_s=280.0)
+    assert 2 <= len(busy.core.state.pilots) <= 4
+    outcome = whole.run()
+    assert outcome.complete
+    assert not outcome.failed
+    assert len(whole.core.state.pilots) == 1
+
 
 GB = 1_000_000_000
 LOAD_S = 0.5
@@ -50,7 +110,6 @@ def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, o
 
 
 def late(run: Simulation) -> list[float]:
-    """How late each call's latest token was; infinity for one that was dropped."""
     log = run.log
     return [value for what, value in zip(log.what, log.value, strict=True) if what == Happened.TOKEN_LATE]
 
@@ -68,7 +127,7 @@ def test_a_light_load_of_several_models_on_one_device_is_met() -> None:
     assert all(value <= 0 for value in found)
 
 
-def test_each_call_ends_once_under_more_load_than_there_are_devices_for() -> None:
+def test_each_call_ends_once_under_overload() -> None:
     arrivals = traffic(8, seconds=30, every_s=0.05, output=100)
     simulation = run(models(8, memory_gb=12), arrivals)
     found = late(simulation)
@@ -78,7 +137,6 @@ def test_each_call_ends_once_under_more_load_than_there_are_devices_for() -> Non
 
 
 def test_calls_that_a_pilot_has_taken_are_in_time_however_many_come() -> None:
-    """Nothing is resized, and no call outlives what was known when it was let in: the judgement is right."""
     arrivals = traffic(4, seconds=30, every_s=0.06, output=60)
     found = [value for value in late(run(models(4, resize_s=0.0, memory_gb=200), arrivals)) if value < math.inf]
     assert sum(value <= 0 for value in found) >= 0.97 * len(found)

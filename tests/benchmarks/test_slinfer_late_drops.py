@@ -8,15 +8,19 @@ import pytest
 from core.builders import Cluster, recipe
 from policies import stubs
 
+from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst
-from stoker.manager.policies.late_drops import LateDrops
 from stoker.protocol.calls import FailureKind, Features, Objective
 from stoker.protocol.ids import LibraryId
 
 Make = Callable[..., Cluster]
 SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
+
+
+class Drops(LateDrops):
+    """In this module: snapshots hold what is in the package of the policy."""
 
 
 class NeverLate(HottestFirst):
@@ -27,7 +31,7 @@ class NeverLate(HottestFirst):
 
     def __init__(self) -> None:
         super().__init__()
-        self.late_drops = LateDrops()
+        self.late_drops = Drops()
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         library = super().place(view, call)

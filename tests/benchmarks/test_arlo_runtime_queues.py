@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
 
 
 def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:

@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import heapq
 
-from stoker.manager.core.nouns import Call, CallState, LibraryState
+from stoker.manager.core.nouns import Call, CallState
 from stoker.manager.core.seams import Drop, Timer, View
+from stoker.manager.policies.slinfer.placement import cold_start_s, first_token_s
 from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6
 """A timer that fires so much too early is in time: a shell's clock may count in microseconds."""
-_LOOK_AGAIN_S = 0.1
-"""How often a call is looked at that waits for a load which takes longer than was known."""
 
 
 class LateDrops:
@@ -71,25 +70,6 @@ class LateDrops:
             return ()
         self._timer_at = max(self._due[0][0], now)
         return (Timer(self._timer_at, _KEY),)
-
-
-def first_token_s(call: Call) -> float:
-    """The time to first token that a call wants; 0 = none."""
-    features = call.spec.features
-    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
-
-
-def cold_start_s(view: View, call: Call) -> float:
-    """How long the cold start takes that a waiting call takes part in: the longest load of a library of its context
-    that is under way, or was when the call had come. 0 if there is none."""
-    longest_s = 0.0
-    for library in call.group.context.libraries.values():
-        if library.state is LibraryState.LOADING and library.usable:
-            loads_s = view.now - library.started_at + _LOOK_AGAIN_S
-            longest_s = max(longest_s, loads_s, call.group.context.load_s)
-        elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
-            longest_s = max(longest_s, library.ready_at - library.started_at)
-    return longest_s
 
 
 def _why(waited_s: float, wanted_s: float, grace_s: float) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD
+
 Instance = TypeVar("Instance", bound=Hashable)
 
-THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6
-"""Lambda, alpha and L of §5."""
 _STALE = 4
 """A level is tidied when it holds this many entries for each of its instances."""
 

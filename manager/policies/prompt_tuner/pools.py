@@ -1,0 +1,366 @@
+"""The warm pools (PromptTuner §4.4): the jobs that wait for each, its promises, and how long its calls take as jobs.
+
+Dispatch and residency share the pools and bring them up to date from changes. A context has a pool once a call
+wants it by a deadline or as a gang. While such calls wait, all waiting calls of the context are in the pool's
+queue and rounds decide; else its calls go the default way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from stoker.manager.core.deadlines import CAUTION
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.per_context import work_of
+from stoker.manager.core.seams import Changes, View
+from stoker.manager.policies.prompt_tuner.scheduling import JobQueue, Pool, PoolJob, Promise
+from stoker.manager.policies.residency import UNKNOWN_LOAD_S
+from stoker.protocol.calls import Features
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+
+MOST_REPLICAS = 128
+"""The most replicas for which run times are predicted."""
+
+Place = tuple[PilotId, tuple[DeviceId, ...]]
+"""Where a replica is loading."""
+
+_REMEMBERED = 10_000
+_DRIFT = 0.01
+_JOBS_PER_S = 10_000
+"""Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again."""
+
+
+def in_rounds(call: Call) -> bool:
+    """True if rounds decide about a call: it has a deadline, or may run as a gang."""
+    options = call.group.options
+    return options.gang[1] > 1 or options.objective.deadline_at > 0
+
+
+class OrderedReplicas:
+    __slots__ = ("loading", "lost", "places", "promise")
+
+    def __init__(self, promise: Promise, places: list[Place]) -> None:
+        self.promise = promise
+        self.places = places
+        self.lost: list[Place] = []
+        """Places from which no replica will come."""
+        self.loading: set[LibraryId] = set()
+
+
+class PoolState:
+    def __init__(self, context: Context, *, learn: bool = True) -> None:
+        self.context = context
+        self._learn = learn
+        self.line = JobQueue()
+        self.asked = 0
+        """Jobs in line about which rounds decide."""
+        self.others: set[int] = set()
+        """Calls in line that would go the default way alone."""
+        self.promises: dict[int, OrderedReplicas] = {}
+        self.held: dict[int, int] = {}
+        """Idle replicas that a job holds until it has enough (an ablation)."""
+        self.wanted: dict[int, int] = {}
+        """Replicas that each such job wanted when it could still be in time."""
+        self.idle_since: dict[LibraryId, float] = {}
+        self.allot_due = self.walk_due = True
+        """True if something changed since dispatch, or residency, looked."""
+        self.left_over = False
+        """True if the last job has left and other calls may wait."""
+        self.short = False
+        """True if a job waits without help, for lack of cold devices or of time."""
+        self.lacks: tuple[float, int] = (math.inf, 0)
+        """Since when a job has had too few replicas to run at all, and which. The smallest is first in line for
+        devices.
+        """
+        self.looked_at = -math.inf
+        self._rates: list[tuple[float, float]] = []
+        """Per gang size from 1: seconds for a unit of work, and for none."""
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}
+        """Run times of jobs that have not begun."""
+        self._falls = True
+        """True if no run takes longer on more replicas, from two on."""
+        self._known: tuple[object, ...] = ()
+        """The measurements that the rates come from."""
+        self._rated_at = -math.inf
+        self._ends: dict[int, tuple[object, float, Call]] = {}
+        """Per running call: its last report, its expected end, and the call."""
+
+    @property
+    def active(self) -> bool:
+        return self.asked > 0
+
+    @property
+    def kept(self) -> int:
+        return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
+
+    def mark_changed(self) -> None:
+        self.allot_due = self.walk_due = True
+
+    @property
+    def load_s(self) -> float:
+        return self.context.load_s or UNKNOWN_LOAD_S
+
+    # ---- jobs
+
+    def rate(self, now: float) -> bool:
+        """Predict rates again if measurements have changed; True if they differ."""
+        paces = self.context.paces
+        parts = tuple(paces.parts.items()) if self._learn else ()
+        known = (parts, paces.meet_s, *paces.measured.items())
+        if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
+            return False
+        same, self._known = parts == (self._known[0] if self._known else ()), known
+        fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
+        if same and all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
+            return False
+        self._rates, self._rated_at, self._falls = fresh, now, _falls(fresh)
+        self._ends.clear()
+        self._times.clear()
+        return True
+
+    def waiting(self, view: View, call: Call) -> PoolJob:
+        options, features = call.group.options, call.spec.features
+        deadline_at, (least, most) = options.objective.deadline_at, options.gang
+        most = max(least, min(most, MOST_REPLICAS))
+        if len(self._rates) < most:
+            self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
+            self._falls = _falls(self._rates)
+        if self._rates[0][0] < math.inf:  # known
+            if call.spec.progress:
+                report = view.reports.get(call.id)
+                done = report.done / features.items if report is not None and features and features.items else 0.0
+                run_s = self._work_out(features, least, most, done=done)
+            else:
+                known = features, least, most
+                if known not in self._times:
+                    if len(self._times) >= _REMEMBERED:
+                        self._times.clear()
+                    self._times[known] = self._work_out(*known)
+                run_s = self._times[known]
+            return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
+        usual_s = call.group.cost.run_s or self.context.run_s
+        if most == 1 and usual_s:
+            return PoolJob(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
+        run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
+        return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
+
+    def _work_out(
+        self, features: Features | None, least: int, most: int, *, done: float | None = None
+    ) -> tuple[float, ...]:
+        """Return the seconds of a job on 1, 2, ... replicas. `done`: the share that it has done, if it has begun."""
+        work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
+        times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
+        if done is None and features is not None and features.before_items_s(1):
+            times = [seconds + features.before_items_s(size) for size, seconds in enumerate(times, start=1)]
+        if least > 1:
+            times[: least - 1] = [math.inf] * (least - 1)
+        if not self._falls or (most > 1 and times[0] < times[1]):
+            times = list(accumulate(times, min))
+        return tuple(times)
+
+    def _rate(self, size: int) -> tuple[float, float]:
+        paces = self.context.paces
+        unit_s, none_s = paces.bound_s(size, 1.0), paces.bound_s(size, 0.0)
+        return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
+
+    # ---- libraries
+
+    def free(self, *, reuse: bool = True) -> list[Library]:
+        """Return idle replicas, hottest first. `reuse`: include libraries that have served a call."""
+        idle = reversed(self.context.idle.values())
+        return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
+
+    def pool(self, *, now: float, idle: int) -> Pool:
+        promised = tuple(ordered.promise for ordered in self.promises.values())
+        return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
+
+    def _busy(self, now: float) -> Iterator[float]:
+        promised = {id for ordered in self.promises.values() for id in ordered.loading}
+        before, ends = self._ends, dict[int, tuple[object, float, Call]]()
+        self._ends = ends
+        for id, library in self.context.libraries.items():
+            if library.pilot.state is not PilotState.HERE:
+                continue
+            if library.state is LibraryState.LOADING:
+                if id not in promised:
+                    yield max(now, library.started_at + self.load_s)
+            elif library.state is LibraryState.READY and library.held:
+                call = next(iter(library.held.values()))
+                if call.id not in ends:
+                    report, known = call.holder.report if type(call.holder) is Gang else None, before.get(call.id)
+                    is_new = known is None or known[0] is not report
+                    ends[call.id] = (report, self._ends_at(call), call) if known is None or is_new else known
+                yield ends[call.id][1]
+
+    def running(self) -> Iterator[tuple[Call, float]]:
+        """Yield calls that ran when `pool` was called last, and when each should end."""
+        for _, ends_at, call in self._ends.values():
+            yield call, ends_at
+
+    def _ends_at(self, call: Call) -> float:
+        features, holder, paces = call.spec.features, call.holder, self.context.paces
+        if call.group.options.gang[1] <= 1:
+            usual_s = call.group.cost.run_s or self.context.run_s
+            return call.sent_at + usual_s if usual_s else math.inf
+        size = len(holder.members) if type(holder) is Gang else 1
+        items = features.items if features is not None else 1
+        at, before_s, done = call.sent_at, features.before_items_s(size) if features is not None else 0.0, 0.0
+        if type(holder) is Gang and holder.report is not None:
+            at, done = holder.report
+            before_s = -paces.meet_s if size > 1 else 0.0  # they have met
+        left = paces.share_left(features, done / max(1, items), learn=self._learn)
+        seconds = paces.bound_s(size, work_of(features) * left)
+        return at + before_s + seconds if seconds is not None else math.inf
+
+
+def _falls(rates: list[tuple[float, float]]) -> bool:
+    return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(rates[1:]))
+
+
+def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
+
+
+class PoolStates:
+    def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
+        self.all: dict[str, PoolState] = {}
+        self.cut_s = cut_s
+        """Seconds after which replicas on a disconnected pilot are given up."""
+        self._learn = learn
+        self._of: dict[int, PoolState] = {}
+        """The pool of each waiting job."""
+        self._cut: dict[PilotId, float] = {}
+        self._new = True
+
+    def of(self, context: Context) -> PoolState | None:
+        return self.all.get(context.recipe.key)
+
+    def update(self, view: View, changes: Changes) -> None:
+        if self._new:
+            self._new = False
+            for context in view.hungry.values():
+                self._open(view, context)
+        fresh: dict[PoolState, list[PoolJob]] = {}
+        for id in changes.calls:
+            call, state = view.calls.get(id), self._of.get(id)
+            if call is None or call.state is not CallState.WAITING:
+                if state is not None:
+                    self.forget(id)
+            elif state is None:
+                self._add(view, call, fresh)
+        for state, jobs in fresh.items():
+            state.line.put(jobs, now=view.now)
+            state.mark_changed()
+        for id in sorted(changes.libraries):
+            library = view.libraries.get(LibraryId(id))
+            self._libraries_changed(library.context if library is not None else None)
+        if changes.pilots:
+            self._libraries_changed(None)
+        for state in self.all.values():
+            if state.line and state.rate(view.now):
+                self._rate(view, state)
+        self._keep_promises(view)
+
+    def forget(self, id: int) -> None:
+        state = self._of.pop(id, None)
+        if state is None:
+            return
+        state.line.remove(id)
+        state.promises.pop(id, None)
+        state.held.pop(id, None)
+        state.wanted.pop(id, None)
+        state.mark_changed()
+        if id in state.others:
+            state.others.remove(id)
+            return
+        state.asked -= 1
+        if not state.asked:
+            state.left_over = bool(state.others)
+            for other in sorted(state.others):
+                del self._of[other]
+                state.line.remove(other)
+            state.others.clear()
+
+    def _libraries_changed(self, context: Context | None) -> None:
+        for state in self.all.values():
+            if context is None or state.context is context:
+                state.mark_changed()
+            state.walk_due = True  # devices may be free now
+
+    def _open(self, view: View, context: Context) -> None:
+        """Put all waiting calls of a context in line, if one of them is a job."""
+        calls = list(context.queue)
+        others: set[int] = {call.id for call in calls if not in_rounds(call)}
+        if len(others) == len(calls):
+            return
+        state = self.all.get(context.recipe.key)
+        if state is None:
+            state = self.all[context.recipe.key] = PoolState(context, learn=self._learn)
+        state.asked, state.others = len(calls) - len(others), others
+        self._of.update(dict.fromkeys((call.id for call in calls), state))
+        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
+        state.mark_changed()
+
+    def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
+        state = self.of(call.group.context)
+        if state is None or not state.asked:
+            if in_rounds(call):
+                self._open(view, call.group.context)
+            return
+        if in_rounds(call):
+            state.asked += 1
+        else:
+            state.others.add(call.id)
+        self._of[call.id] = state
+        fresh.setdefault(state, []).append(state.waiting(view, call))
+
+    def _rate(self, view: View, state: PoolState) -> None:
+        calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
+        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
+        state.mark_changed()
+
+    # ---- promises
+
+    def _keep_promises(self, view: View) -> None:
+        self._cut = {
+            id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
+        }
+        for state in self.all.values():
+            if state.line.advance(view.now):
+                state.mark_changed()
+            if not state.walk_due and not self._cut:
+                continue
+            for id, ordered in tuple(state.promises.items()):
+                if not state.line.is_hopeful(id):
+                    del state.promises[id]
+                    state.mark_changed()
+                else:
+                    self._update_promise(view, state, ordered)
+
+    def may_return(self, pilot: Pilot, now: float) -> bool:
+        return now - self._cut.get(pilot.id, now) <= self.cut_s
+
+    def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:
+        here, ordered.lost, ordered.loading = 0, [], set()
+        for place in ordered.places:
+            pilot = view.pilots.get(place[0])
+            device = pilot.devices.get(place[1][0]) if pilot is not None else None
+            there = device.libraries.values() if device is not None else ()
+            library = next((x for x in there if x.context is state.context), None)
+            if library is None or pilot is None or library.state not in (LibraryState.LOADING, LibraryState.READY):
+                ordered.lost.append(place)
+            elif pilot.state is PilotState.CUT and self.may_return(pilot, view.now):
+                ordered.loading.add(library.id)
+            elif pilot.state is not PilotState.HERE:
+                ordered.lost.append(place)
+            elif library.state is LibraryState.READY:
+                here += 1
+            else:
+                ordered.loading.add(library.id)
+        if here != ordered.promise.here:
+            ordered.promise = msgspec.structs.replace(ordered.promise, here=here)
+            state.mark_changed()

@@ -1,0 +1,134 @@
+"""Reactions to advice: quarantine nodes and devices that keep failing calls, and separate calls that slow each other
+down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
+from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, View
+from stoker.manager.policies.where_to_load import suits
+from stoker.protocol.ids import RecipeKey
+
+INFRASTRUCTURE = "infrastructure"
+SURE = 0.75
+CALLS = 2
+"""Different failed calls or loads that lead to a quarantine."""
+WITHIN_S = 600.0
+FOR_S = 600.0
+OF_DEVICES = frozenset({"gpu", "nvlink"})
+"""Components that belong to a device; all others belong to the node."""
+
+
+def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    """Quarantine a pilot or one of its devices after this verdict.
+
+    A node that fails each call within a second would take a whole queue. Several different calls must have failed
+    for it within `WITHIN_S`, and other pilots must be able to run them. A failure that most pilots share is no
+    single node's fault.
+    """
+    pilot = view.pilots.get(about.pilot)
+    if pilot is None or not _blames(verdict):
+        return
+    alike = _alike(pilot, verdict, view.now)
+    on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
+    if on_device:
+        alike = [each for each in alike if each.devices == about.devices]
+    if len({(each.call, each.at if each.call < 0 else 0.0) for each in alike}) < CALLS:
+        return
+    library = view.libraries.get(about.library)
+    context = library.context if library is not None else None
+    others = [
+        each
+        for each in view.pilots.values()
+        if each is not pilot
+        and each.state is PilotState.HERE
+        and any(not d.fault if context is None else suits(context, d) for d in each.devices.values())
+    ]
+    well = [each for each in others if not _alike(each, verdict, view.now)]
+    reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
+    if on_device:
+        device = pilot.devices.get(about.devices[0])
+        elsewhere = well or any(not d.fault and d.id not in about.devices for d in pilot.devices.values())
+        if elsewhere and device is not None and not device.fault:
+            yield Quarantine(pilot.id, device.id, reason, FOR_S)
+    elif 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
+        yield Quarantine(pilot.id, None, reason, FOR_S)
+
+
+def _blames(verdict: VerdictAdvice) -> bool:
+    return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
+
+
+def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
+    return [
+        each
+        for each in pilot.verdicts
+        if now - each.at <= WITHIN_S and _blames(each.verdict) and each.verdict.component == verdict.component
+    ]
+
+
+LIMIT = 0.35
+"""§4.1: the loss of throughput above which calls are separated."""
+MOST_MOVED = 10_000
+
+Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
+Reservation = Callable[[Context, tuple[Device, ...]], int]
+
+
+class Unpacking:
+    """Separates calls that share a device and slow each other down (SchedMate §4.1).
+
+    A call whose throughput fell by more than `LIMIT` since its best is slowed by a call that came to its device
+    later. The paper evicts the newcomer. Here it moves once, to a device where nothing runs, and only if it keeps
+    its progress.
+    """
+
+    def __init__(self) -> None:
+        self._moved: dict[int, None] = {}
+
+    def plan(
+        self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
+    ) -> Iterable[Action]:
+        """Move the newcomer that slows a call down. `places`: where a context could be loaded."""
+        slowed = view.libraries.get(about.library)
+        if slowed is None or pace.slowed <= LIMIT:
+            return
+        newcomer = _newcomer(slowed, about.call, since=view.now - pace.best_ago_s)
+        if newcomer is None:
+            return
+        library, call = newcomer
+        if call.id in self._moved or not call.spec.progress:
+            return
+        place = next((each for each in places(view, library.context) if not any(map(_is_busy, each))), None)
+        if place is None:
+            return
+        self._moved[call.id] = None
+        if len(self._moved) > MOST_MOVED:
+            del self._moved[next(iter(self._moved))]
+        memory_bytes = reservation(library.context, place)
+        yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
+        yield Evict(call.id)
+        share = f"{pace.slowed:.0%}"
+        yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call goes elsewhere")
+
+
+def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
+    """Return the library, and its only call, that began last on a device of `slowed` after `since`."""
+    if call not in slowed.held:
+        return None
+    others = {
+        library.id: library
+        for device in slowed.devices
+        for library in device.libraries.values()
+        if library is not slowed and library.state is LibraryState.READY and len(library.held) == 1
+    }
+    running = [(library, next(iter(library.held.values()))) for library in others.values() if library.slots == 1]
+    later = [(library, call) for library, call in running if call.sent_at > since and call.holder is library]
+    return max(later, key=lambda pair: pair[1].sent_at, default=None)
+
+
+def _is_busy(device: Device) -> bool:
+    return any(library.held or library.state is LibraryState.LOADING for library in device.libraries.values())
