@@ -59,9 +59,7 @@ if TYPE_CHECKING:
         load_causal_lm,
         model_recipe,
     )
-    from stoker.contexts.encoder import encoder
-    from stoker.contexts.encoder_facts import longest_input
-    from stoker.contexts.encoder_runtimes import Family, encoder_family, family
+    from stoker.contexts.encoder import Family, encoder, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
     from stoker.contexts.folders import state_folder
@@ -73,7 +71,7 @@ if TYPE_CHECKING:
         kept_encoder_profile,
         lengths_that_pay,
     )
-    from stoker.contexts.model_source import encoder_class, token_counter
+    from stoker.contexts.model_source import encoder_class, longest_input, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 
 

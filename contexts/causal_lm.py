@@ -45,7 +45,6 @@ _PRELOAD = (
     "torch",
     "transformers",
     "stoker.contexts.language_model",
-    "stoker.contexts.model_loading",
     "stoker.contexts.streamed_model",
     "transformers:AutoModelForCausalLM",
     "transformers:AutoTokenizer",
@@ -71,7 +70,7 @@ def load_causal_lm(
     Raises whatever Transformers raises for a model that it cannot read, and ValueError for an engine that the model
     cannot have.
     """
-    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)

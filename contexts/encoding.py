@@ -9,20 +9,31 @@ its length, and rows are added up to its batch, so that it can be compiled.
 
 The profile (Arlo §3.3, Fig. 2) runs inside a library. Its texts are a token shorter than their length, so that padding
 is masked. Lengths take turns, so that a slow machine slows all of them.
+
+Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file
 
 from stoker.contexts import ambient
 from stoker.contexts.compiling import (
@@ -35,12 +46,17 @@ from stoker.contexts.compiling import (
     network_inputs,
     wants_compiling,
 )
-from stoker.contexts.encoder_facts import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
+from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text, sentence_facts
 from stoker.contexts.prompts import AT_ONCE
+from stoker.contexts.streamed_model import StreamedWeights, be_quiet, dtype_of
 from stoker.errors import InputTooLongError, RecipeError
+from stoker.units import show_seconds
+
+# ---- encoding
+
 
 # ---- length profiling
 
@@ -455,3 +471,51 @@ def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
         tokenizer=int(tokenizer.model_max_length),
         sentences=facts.longest,
     )
+
+
+# ---- encoder loading
+
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder(
+    path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
+) -> EncoderModel:
+    """The encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
+
+    Raises whatever Transformers raises for a model that it can't read, RecipeError for a runtime that is longer than
+    the model reads, and ContextError for one that was to be compiled and cannot be.
+    """
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    device = ambient.device()
+    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
+    config = AutoConfig.from_pretrained(path, **more)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), device=device, **more) as weights:
+        tokenizer = AutoTokenizer.from_pretrained(path, **more)
+        facts = sentence_facts(lambda name: _file_of(path, name))
+        network = weights.model(kind)
+    took = show_seconds(time.monotonic() - began)
+    log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
+    runtime = RuntimeShape(length, batch) if length else None
+    model = EncoderModel(
+        network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
+        source=ambient.object_at(path) or path, runtime=runtime,
+    )  # fmt: skip
+    if runtime is not None:
+        compile_runtime(model, compiled)
+    return model
+
+
+def _file_of(path: str, name: str) -> str | None:
+    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
+    try:
+        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
+        return place.read_text()
+    except OSError:
+        return None

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from stoker.contexts import payload_layout
-from stoker.contexts.captured import made_recipe
-from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import SourceLines, how_it_yields, is_async
+from stoker.contexts.function_code import SourceLines, how_it_yields, is_async, made_recipe
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
+from stoker.contexts.payloads import dumps_code
 from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
 

@@ -2,19 +2,42 @@
 
 The source lines of a notebook's cell exist in the notebook's process alone. Put a `SourceLines` behind a function in a
 value to pickle (`payloads`): the lines travel, and the `linecache` of the other process shows them in tracebacks.
+
+The names that a function uses, compared by identity: a function is pickled again if one of them may have changed.
+
+A function of the user's travels with its globals, closure, defaults and attributes, and with the user's own functions
+among these. If all of them are immutable (numbers, strings, installed modules, functions of the same kind), its bytes
+stay valid until a name is bound to another object. If one is mutable, nothing is known about its content: the caller
+pickles the function at every call.
+
+Functions and modules are held weakly, so a function that refers to itself is freed. No code of the user's runs here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import dis
 import functools
 import inspect
 import linecache
+import logging
+import operator
 import os
+import pathlib
+import re
+import sys
 import types
+import typing
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
+
+from stoker.contexts.user_code import is_installed
+
+# ---- function code
+
 
 # ---- bytecode
 
@@ -176,3 +199,211 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # without a time it is never checked again
+
+
+# ---- captured
+
+
+_MOST_FUNCTIONS = 1_000
+"""A function that uses more functions than this counts as mutable."""
+_MISSING = object()
+_ATOMS = frozenset(map(id, (
+    int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
+    datetime.date, datetime.datetime, datetime.timedelta, pathlib.PosixPath, pathlib.PurePosixPath, logging.Logger,
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
+    type(typing.Literal), type(_MISSING),
+)))  # fmt: skip
+"""Ids of classes whose instances cannot change, or travel by their name. A metaclass may define `__hash__`, so ids."""
+_GENERIC = frozenset(map(id, (
+    types.GenericAlias, types.UnionType, *map(type, (
+        typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
+        Callable[[int], int],
+    )),
+)))  # fmt: skip
+
+_members: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
+_HEAP_TYPE = 1 << 9
+_globals_of: Callable[[types.ModuleType], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
+_owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__
+
+
+class Captured:
+    """The objects that a function's names refer to. `mutable`: the names of those that may change in place."""
+
+    def __init__(self, function: Any) -> None:
+        self.mutable: dict[str, Any] = {}
+        self._own: _FunctionNames | None = None
+        self._helpers: list[tuple[weakref.ref[Any], _FunctionNames]] = []
+        if type(function) is not types.FunctionType:
+            if not _is_immutable(function):
+                self.mutable["the object that is called"] = function
+            return
+        waiting, seen = [function], {id(function)}
+        for one in waiting:  # it grows meanwhile
+            if _is_found_by_name(one, one.__module__, one.__qualname__):
+                continue
+            if len(seen) > _MOST_FUNCTIONS:
+                self.mutable["functions"] = waiting
+                return
+            names = _FunctionNames(one)
+            if one is function:
+                self._own = names
+            else:
+                self._helpers.append((weakref.ref(one), names))
+            for name, value in zip(_names(one), _objects(one, names.used), strict=False):
+                if type(value) is types.FunctionType:
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        waiting.append(value)
+                elif not _is_immutable(value):
+                    self.mutable.setdefault(name, value)
+            if not all(map(_is_immutable, names.annotations.values())):
+                self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
+
+    def changed(self, function: Any) -> str:
+        """Return the first name that is bound to another object now, or an empty string."""
+        if self._own is None:
+            return ""
+        name = self._own.changed(function)
+        if name or not self._helpers:
+            return name
+        for held, names in self._helpers:
+            helper = held()
+            name = names.name if helper is None else names.changed(helper)
+            if name:
+                return name
+        return ""
+
+
+class _FunctionNames:
+    """Functions and modules are held weakly, in `_weak` by their places; `_strong` has the other objects."""
+
+    __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.name = function.__name__
+        self.used = tuple(sorted(global_names(function.__code__)))
+        self.annotations = dict(_annotations(function))
+        self._code = function.__code__
+        self._strong = _objects(function, self.used)
+        self._weak: list[tuple[int, weakref.ref[Any]]] = []
+        for place, value in enumerate(self._strong):
+            if id(type(value)) not in _ATOMS:
+                try:
+                    self._weak.append((place, weakref.ref(value)))
+                except TypeError:
+                    continue
+                self._strong[place] = None
+
+    def changed(self, function: types.FunctionType) -> str:
+        if function.__code__ is not self._code:
+            return self.name
+        now, known = _objects(function, self.used), self._strong
+        if len(now) == len(known):
+            for place, held in self._weak:
+                value = held()
+                if value is None or value is not now[place]:
+                    return _names(function)[place]
+                now[place] = None
+            if all(map(operator.is_, now, known)):
+                return "" if _annotations(function) == self.annotations else self.name
+            names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
+            return next((name for name, a, b in names if a is not b), self.name)
+        return self.name
+
+
+def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
+    """Return all objects that travel with a function, in the same order each time."""
+    namespace = function.__globals__
+    found = [namespace.get(name, _MISSING) for name in used]
+    if function.__closure__:
+        for cell in function.__closure__:
+            try:
+                found.append(cell.cell_contents)
+            except ValueError:  # no value yet
+                found.append(_MISSING)
+    if function.__defaults__:
+        found += function.__defaults__
+    for held in (function.__kwdefaults__, function.__dict__):
+        if held:
+            found += held
+            found += held.values()
+    return found
+
+
+def _names(function: types.FunctionType) -> list[str]:
+    """Return the names of these objects, in their order."""
+    names = [*sorted(global_names(function.__code__)), *function.__code__.co_freevars]
+    names += [f"a default of {function.__name__}"] * len(function.__defaults__ or ())
+    for held in (function.__kwdefaults__, function.__dict__):
+        names += [*(held or ())] * 2
+    return names
+
+
+def _annotations(function: types.FunctionType) -> dict[str, Any]:
+    try:
+        return function.__annotations__
+    except Exception:  # from Python 3.14 on they are computed here
+        return {}
+
+
+def _is_immutable(value: Any) -> bool:
+    """True for a value that cannot change in place. False for a function of the user's, which the caller follows."""
+    kind = type(value)
+    if id(kind) in _ATOMS:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(map(_is_immutable, value))
+    if issubclass(kind, types.ModuleType):
+        name = _globals_of(value).get("__name__")
+        return type(name) is str and is_installed(name)
+    if issubclass(kind, type):
+        if not _flags(value) & _HEAP_TYPE:  # a class of C, such as NoneType
+            return True
+        return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
+    if kind is types.FunctionType:
+        return _is_found_by_name(value, value.__module__, value.__qualname__)
+    if kind is types.BuiltinFunctionType:
+        owner = _owner_of(value)
+        return owner is None or _is_immutable(owner)
+    if id(kind) in _GENERIC:
+        parts = [typing.get_origin(value), *typing.get_args(value)]
+        return all(_is_immutable(tuple(part) if type(part) is list else part) for part in parts)
+    return False
+
+
+def _is_found_by_name(value: Any, home: Any, name: str) -> bool:
+    """True for what an installed module has under its name: it travels by this name."""
+    if type(home) is not str or not is_installed(home):
+        return False
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+# ---- recipes
+
+_MADE = 256
+_made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
+"""The loaders of the recipes that this program made last, by key."""
+
+
+def made_recipe(key: str, loader: Callable[..., Any]) -> None:
+    """Remember the objects that a loader's names refer to when a recipe is made of it."""
+    try:
+        _made[key] = (weakref.ref(loader), Captured(loader))
+    except TypeError:
+        return
+    _made.move_to_end(key)
+    if len(_made) > _MADE:
+        _made.popitem(last=False)
+
+
+def changed_since_made(key: str) -> str:
+    """Return the first name of a recipe's loader that was bound to another object since, or an empty string."""
+    known = _made.get(key)
+    loader = known[0]() if known is not None else None
+    return known[1].changed(loader) if known is not None and loader is not None else ""

@@ -22,8 +22,8 @@ from types import CoroutineType
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.function_code import global_names, imported_names, imported_parts
+from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed, source_of
 from stoker.errors import RecipeError

@@ -8,6 +8,8 @@ as the device copies are synchronous; the tests use it.
 Transformers builds the model around tensors that are on the device already: it renames keys, ties weights and computes
 buffers, and copies nothing. Where a folder is unusual, or anything fails, Transformers reads the weights itself, so
 errors are its own.
+
+Settings of PyTorch and Transformers for loaders of ready-made models. It loads both.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ import msgspec
 import torch
 from transformers import AutoConfig, GenerationConfig, modeling_utils
 from transformers.models.auto import auto_factory
+from transformers.utils import logging as transformers_logging
 
 from stoker.units import show_bytes, show_seconds
+
+# ---- streamed model
+
 
 # ---- weight stream
 
@@ -494,3 +500,21 @@ def _without_reserve() -> Iterator[None]:
         yield
     finally:
         modeling_utils.caching_allocator_warmup = plain
+
+
+# ---- torch settings
+
+
+def dtype_of(dtype: str, *, path: str, device: str) -> Any:
+    """What weights are computed in: as it is named, and with `auto` float32 on a CPU and the model's own on a GPU
+    (bfloat16 for a GGUF file, which has none)."""
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if path.endswith(".gguf") else "auto"
+
+
+def be_quiet() -> None:
+    """Have Transformers show no progress bars in a library's log."""
+    transformers_logging.disable_progress_bar()

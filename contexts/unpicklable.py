@@ -10,8 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.contexts.by_value import ByValuePickler
-from stoker.contexts.open_handles import OpenHandle, is_handle
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_handle
 from stoker.contexts.user_code import is_installed
 
 _FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")

@@ -7,24 +7,46 @@ do not count, and two programs with the same sources share one module, unless it
 Packages that were installed as a link (`pip install -e`) travel by name. A library may outlive an edit, so a function
 brings their stamps along: a library that has imported a package at another stamp imports it again. A recipe's key
 covers the stamps of its loader's packages.
+
+Modules that travelled with a function: imported from what travelled, in the library that runs the function.
+
+An import statement finds them before the search path is looked at. A process has one version of a module at a time. If
+a call brings another version than an earlier call, `before_replacing` is called, which may end the library: a module
+may have registered something in the process, which it cannot do twice. Otherwise the module is imported again, and
+functions that were unpickled before are unpickled again (`count_replaced`).
+
+Where one call runs at a time, a function finds the modules that it brought and no others (`_hide_others`).
+
+The modules of a context's loader stay as long as the library lives. A function may bring another version of one: this
+version counts while such functions run, and then the context's module returns, as the same object.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from importlib.machinery import ModuleSpec
+from importlib.readers import FileReader
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from stoker.contexts.function_code import asks_where_it_lies, imports
 from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
 from stoker.units import show_bytes
+
+# ---- user modules
+
 
 # ---- user modules
 
@@ -225,3 +247,255 @@ def _source_files(place: str) -> list[str]:
         if len(found) > _MOST_FILES:
             break
     return found
+
+
+# ---- carried modules
+
+
+class CarriedModules:
+    """The modules of one function or loader, and the `stamps` of linked packages (`user_modules`) it was made with;
+    `enter()` before it runs."""
+
+    def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
+        self._stamps = stamps
+        self._entered_at = -1
+        self.found = {
+            name: _Carried(file, version, data, is_package=is_package)
+            for name, (file, is_package, version, data) in table.items()
+        }
+
+    def enter(self) -> None:
+        """Have import statements find these modules, and those of the context that these do not replace. A module that
+        this process has imported from elsewhere, or in another version, is dropped."""
+        if self._entered_at != _finder.count_changes:
+            with _lock:
+                self._enter()
+
+    def over(self, other: CarriedModules) -> CarriedModules:
+        """Return these modules, with those of `other` below them."""
+        both = CarriedModules({}, {**other._stamps, **self._stamps})
+        both.found = {**other.found, **self.found}
+        return both
+
+    def enter_for_good(self) -> None:
+        """Enter the modules of a context's loader, for as long as the process lives."""
+        self.enter()
+        _finder.context = self
+
+    def _enter(self) -> None:
+        known, wanted = _finder.known, {**_finder.context.found, **self.found}
+        other = [
+            name
+            for name, carried in wanted.items()
+            if name in sys.modules and (not _is_here(name) or known[name].version != carried.version)
+        ]
+        if before_replacing is not None and (
+            any(
+                _is_here(name) and not _is_of_context(name, known[name]) and not _is_of_context(name, wanted[name])
+                for name in other
+            )
+            or any(
+                carried.is_imported and name in wanted and wanted[name].version != version
+                for (name, version), carried in _finder.hidden.items()
+            )
+        ):
+            before_replacing()
+        if any(map(_is_here, other)):
+            _finder.count_replaced += 1
+        for name in other:
+            is_of_context = _is_here(name) and _is_of_context(name, known[name])
+            dropped = _forget_package(name)
+            if is_of_context:
+                _finder.put_away[name] = dropped
+        for name in other:
+            if _is_of_context(name, wanted[name]):
+                _put_back(_finder.put_away.pop(name, {}))
+        self._forget_edited_packages()
+        hidden = _hide_others(wanted) if before_replacing is not None else False
+        new = {
+            name: _finder.hidden.pop((name, carried.version), carried)
+            for name, carried in wanted.items()
+            if name not in known or known[name].version != carried.version
+        }
+        known.update(new)
+        returned: dict[str, Any] = {}
+        for name, carried in new.items():
+            returned |= _finder.hidden_modules.pop((name, carried.version), {})
+        _put_back(returned)
+        if new or hidden:
+            _finder.count_changes += 1
+            _finder.install()
+        self._entered_at = _finder.count_changes
+
+    def _forget_edited_packages(self) -> None:
+        for top, stamp in self._stamps.items():
+            if top in sys.modules and _imported_at.get(top) != stamp:
+                _forget_package(top)
+                importlib.invalidate_caches()
+            _imported_at[top] = stamp
+
+
+before_replacing: Callable[[], None] | None = None
+"""Called before a module is replaced by another version. Not for a module of the context: a fresh library would have
+the same one."""
+_imported_at: dict[str, str] = {}
+"""The stamps of linked packages when this process imported them, as far as known."""
+
+
+def count_replaced() -> int:
+    """Return how often modules were replaced by other versions: functions that were unpickled before may hold the
+    old ones."""
+    return _finder.count_replaced
+
+
+def versions_of_context() -> Mapping[str, str]:
+    """The versions of the modules that the context's loader brought, by name."""
+    return {name: carried.version for name, carried in _finder.context.found.items()}
+
+
+def has_travelled(name: str) -> bool:
+    """True if this module is here because it came with a function."""
+    return name in sys.modules and _is_here(name)
+
+
+def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
+    """Hide the modules that other functions brought, so that a function whose program lacks a module does not import
+    the module of another program. They return as the same objects with the functions that brought them. Only where one
+    call runs at a time: a running call may still import its own modules."""
+    others = [name for name in _finder.known if name not in wanted]
+    packages = {name.partition(".")[0] for name in others}
+    imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
+    for name in others:
+        carried = _finder.known[name]
+        modules = _forget_package(name, imported) if has_travelled(name) else {}
+        _finder.hidden[name, carried.version] = carried
+        _finder.hidden_modules[name, carried.version] = modules
+    for name in others:
+        del _finder.known[name]
+    return bool(others)
+
+
+def _is_here(name: str) -> bool:
+    carried = _finder.known.get(name)
+    return carried is not None and carried.is_imported
+
+
+def _is_of_context(name: str, carried: _Carried) -> bool:
+    own = _finder.context.found.get(name)
+    return own is not None and own.version == carried.version
+
+
+class _Carried(importlib.abc.ExecutionLoader):
+    """The loader of one module that travelled."""
+
+    def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
+        self.path = file
+        self.version = version
+        self.data = data
+        self.is_imported = False
+        self._is_package = is_package
+
+    def spec(self, name: str) -> ModuleSpec:
+        """Return the import specification of `name`."""
+        places = None
+        if self._is_package:
+            is_folder = not self.path.endswith(".py")
+            places = [self.path if is_folder else os.path.dirname(self.path)]
+        return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
+            name, self.path, loader=self, submodule_search_locations=places
+        )
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        self.is_imported = True
+        super().exec_module(module)
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.path
+
+    def get_source(self, fullname: str) -> str:  # noqa: ARG002
+        return importlib.util.decode_source(self.data)
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self._is_package
+
+    def get_resource_reader(self, fullname: str) -> FileReader | None:  # noqa: ARG002
+        """Read data files next to the module, where this machine sees them (`importlib.resources`)."""
+        return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
+
+    def get_data(self, path: str) -> bytes:
+        """Read a data file next to the module, where this machine sees it (`pkgutil.get_data`)."""
+        with open(path, "rb") as file:
+            return file.read()
+
+
+NO_MODULES = CarriedModules({}, {})
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.context = NO_MODULES
+        self.known: dict[str, _Carried] = {}
+        """The modules that came with functions, by name, each in the version of the call that brought it last."""
+        self.put_away: dict[str, dict[str, Any]] = {}
+        """Modules of the context that functions have replaced, with all modules below them, by name."""
+        self.hidden: dict[tuple[str, str], _Carried] = {}
+        """Modules that came with other functions than the one that runs, by name and version."""
+        self.hidden_modules: dict[tuple[str, str], dict[str, Any]] = {}
+        """What they had in `sys.modules`, with all modules below them."""
+        self.count_changes = 0
+        self.count_replaced = 0
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def clear(self) -> None:
+        """Forget all (tests)."""
+        for name in [name for name in self.known if has_travelled(name)]:
+            _forget_package(name)
+        self.known.clear()
+        self.hidden.clear()
+        self.hidden_modules.clear()
+        self.put_away.clear()
+        self.context = NO_MODULES
+        self.count_changes += 1
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        carried = self.known.get(fullname)
+        return carried.spec(fullname) if carried is not None else None
+
+
+_finder = _Finder()
+_lock = threading.Lock()
+
+
+def _forget_package(name: str, imported: Iterable[str] | None = None) -> dict[str, Any]:
+    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them. `imported`:
+    the names to look at, if not all."""
+    dropped: dict[str, Any] = {}
+    for one in [other for other in imported or list(sys.modules) if other == name or other.startswith(f"{name}.")]:
+        if one not in sys.modules:
+            continue
+        dropped[one] = module = sys.modules.pop(one, None)
+        names, last = _names_above(one)
+        if module is not None and names.get(last) is module:
+            del names[last]
+    return dropped
+
+
+def _put_back(modules: Mapping[str, Any]) -> None:
+    for one in sorted(modules):
+        sys.modules[one] = modules[one]
+        names, last = _names_above(one)
+        names[last] = modules[one]
+
+
+def _names_above(name: str) -> tuple[dict[str, Any], str]:
+    package, _, last = name.rpartition(".")
+    return getattr(sys.modules.get(package), "__dict__", {}), last

@@ -25,6 +25,7 @@ import msgspec
 import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
+from stoker.contexts.forward import PrefixCache
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     EngineLoad,
@@ -36,8 +37,7 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.prefixes import PrefixCache
-from stoker.contexts.sampling import NOT_FINITE, TokenDraw, chances_of, failed_token, take_tokens
+from stoker.contexts.inference.kernels import NOT_FINITE, TokenDraw, chances_of, failed_token, take_tokens
 
 # ---- ahead
 

@@ -24,7 +24,7 @@ import torch
 
 from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
-from stoker.contexts.sampling import TokenDraw, drawn_tokens
+from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
 
 # ---- step graphs

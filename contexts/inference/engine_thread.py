@@ -29,8 +29,17 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
-from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
-from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineTurns,
+    EngineWork,
+    GenerationRequest,
+    InferenceEngine,
+    NewToken,
+    Sampling,
+    new_turns,
+    work_of,
+)
 from stoker.contexts.inference.core_share import release_helper_threads
 from stoker.errors import StokerError
 

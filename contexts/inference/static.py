@@ -24,7 +24,7 @@ from stoker.contexts.inference.adapter import (
     NewToken,
     Written,
 )
-from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
+from stoker.contexts.inference.kernels import TokenDraw, chances_of, failed_token, take_tokens
 
 
 class _BatchMember:

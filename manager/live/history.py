@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from stoker.contexts.folders import state_folder
-from stoker.contexts.measurements import AvailabilityStore, DeviceSet
-from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.contexts.performance import AvailabilityStore, DeviceSet, Estimate, PerformanceStore
 from stoker.manager.core.events import (
     AdviceArrived,
     AskAdvice,

@@ -1,6 +1,6 @@
 """Calls to a family of contexts: each wants the shortest runtime that is long enough, and the longer ones beside it.
 
-As a program's calls do (`stoker.contexts.encoder_runtimes`): in a scenario, contexts that name the same `family` and a
+As a program's calls do (`stoker.contexts.encoder`): in a scenario, contexts that name the same `family` and a
 `longest_input` are the runtimes of one model, and a workload names the family.
 """
 

@@ -1,5 +1,5 @@
 """What is known before a run: of the function and its context from the performance store, of the site from what
-managers recorded there (`stoker.contexts.measurements`), and of both from the site file. And how much of it there is.
+managers recorded there (`stoker.contexts.performance`), and of both from the site file. And how much of it there is.
 
 Pilots that are lost are taken to be lost at a constant rate: losses over the time that pilots were here, whatever ended
 it (the maximum-likelihood estimate for exponential times of which most are cut short).
@@ -21,8 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.contexts.measurements import Availability
-from stoker.contexts.performance import Estimate, Remembered
+from stoker.contexts.performance import Availability, Estimate, Remembered
 from stoker.errors import SessionError
 from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site

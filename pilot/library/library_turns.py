@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState, packed
 from stoker.protocol.ids import DeviceId, LibraryId

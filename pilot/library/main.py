@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stoker.contexts import ambient, carried_modules
-from stoker.contexts.device_turns import offer_turns
+from stoker.contexts import ambient, user_modules
+from stoker.contexts.inference.adapter import offer_turns
 from stoker.contexts.loading import HubWatch, load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
@@ -104,7 +104,7 @@ def serve(number: int) -> None:
     )
 
     if slots == 1:
-        carried_modules.before_replacing = functools.partial(
+        user_modules.before_replacing = functools.partial(
             _make_way, server, time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
         )
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- what an engine has to do

@@ -6,7 +6,7 @@ import pytest
 from lazily import lazily
 
 torch, attention, sampling = lazily(
-    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.sampling"
+    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.kernels"
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.contexts.captured import Captured, changed_since_made
+from stoker.contexts.function_code import Captured, changed_since_made
 from stoker.contexts.recipe import Recipe
 
 

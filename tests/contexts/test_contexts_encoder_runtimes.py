@@ -9,8 +9,8 @@ import pytest
 from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import ambient, encoder
-from stoker.contexts.encoder_facts import longest_of_folder, longest_text
 from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts.model_source import longest_of_folder, longest_text
 from stoker.errors import InputTooLongError, RecipeError
 
 TEXTS = ["paris lies in france", "water boils", "paris", "", "water boils and paris lies in france"]

@@ -14,8 +14,15 @@ import pytest
 from memoryless_engine import MemorylessEngine
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.device_turns import EngineWork, offer_turns
-from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineWork,
+    Finish,
+    GenerationRequest,
+    NewToken,
+    Sampling,
+    offer_turns,
+)
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.pilot.library.turn_board import TurnBoard, rows_in, unpacked

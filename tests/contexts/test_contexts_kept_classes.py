@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from stoker.contexts import ambient, payloads
-from stoker.contexts.code_payloads import dumps_code
+from stoker.contexts.payloads import dumps_code
 
 _LIBRARY = """
 import sys
 from stoker.contexts import ambient, payloads
-from stoker.contexts.code_payloads import loads_code
+from stoker.contexts.payloads import loads_code
 function, pack = loads_code(sys.stdin.buffer.read())[0]
 try:
     result = function()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.contexts import measurements
-from stoker.contexts.measurements import AvailabilityStore, DeviceSet, PilotCount, Stay, Wait
+from stoker.contexts import performance
+from stoker.contexts.performance import AvailabilityStore, DeviceSet, PilotCount, Stay, Wait
 
 A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 
@@ -16,7 +16,7 @@ A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "availability.sqlite"
     store = AvailabilityStore(path)
-    assert store.of("backfill") == measurements.Availability("backfill")
+    assert store.of("backfill") == performance.Availability("backfill")
     store.record_wait("backfill", wait_s=60.0, boot_s=-0.001, devices=A10)
     store.record_count("backfill", session="k3v9", pilots=1)
     store.record_count("backfill", session="k3v9", pilots=3)
@@ -34,7 +34,7 @@ def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_oldest_rows_of_a_source_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, "STAYS", 50)
+    monkeypatch.setattr(performance, "STAYS", 50)
     path = tmp_path / "a.sqlite"
     store = AvailabilityStore(path)
     store.record_stay("small", stay_s=1.0, ended="lost")

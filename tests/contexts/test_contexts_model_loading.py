@@ -12,7 +12,7 @@ from lazily import lazily
 
 from stoker.errors import StokerError
 
-loading = lazily("stoker.contexts.model_loading", needs="torch transformers")
+loading = lazily("stoker.contexts.language_model", needs="torch transformers")
 ABSENT = importlib.util.find_spec("vllm") is None
 
 

@@ -10,7 +10,7 @@ from lazily import lazily
 
 from stoker.contexts.inference.adapter import Sampling
 
-torch, sampling = lazily("torch", "stoker.contexts.sampling")
+torch, sampling = lazily("torch", "stoker.contexts.inference.kernels")
 
 DRAWS = 4_000
 CHANCES = (0.05, 0.4, 0.0, 0.25, 0.3)

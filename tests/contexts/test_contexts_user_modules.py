@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import carried_modules, payloads, user_code, user_modules
-from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
-from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
+from stoker.contexts import payloads, user_code, user_modules
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import modules_of
+from stoker.contexts.payloads import dumps_arguments, dumps_code, loads_code, names_carried
+from stoker.contexts.user_modules import NO_MODULES, CarriedModules
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -70,10 +70,10 @@ def own_modules() -> Iterator[None]:
         ):
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
-    carried_modules._imported_at.clear()
+    user_modules._imported_at.clear()
     user_modules._stamps.clear()
-    carried_modules.before_replacing = None
-    carried_modules._finder.clear()
+    user_modules.before_replacing = None
+    user_modules._finder.clear()
 
 
 def written(folder: Path, **changed: str) -> Path:
@@ -119,7 +119,7 @@ def test_a_function_brings_the_modules_that_it_imports_to_where_there_are_none(
     assert not {"shapes", "corners", "nets"} & set(sys.modules)
     (tmp_path / "function").write_bytes(data)
     code = f"""
-        from stoker.contexts.code_payloads import loads_code
+        from stoker.contexts.payloads import loads_code
         function, _ = loads_code(open({str(tmp_path / "function")!r}, "rb").read())
         print(function())
     """
@@ -241,9 +241,9 @@ def test_a_module_that_was_found_elsewhere_is_dropped() -> None:
 
 def test_the_library_is_asked_before_a_version_is_replaced() -> None:
     asked: list[str] = []
-    carried_modules.before_replacing = lambda: asked.append("asked")
+    user_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
-    before = carried_modules.count_replaced()
+    before = user_modules.count_replaced()
     for modules in (versions[0], versions[0]):
         modules.enter()
         imported("cm_plain")
@@ -254,11 +254,11 @@ def test_the_library_is_asked_before_a_version_is_replaced() -> None:
     assert len(asked) == 1
     versions[2].enter()
     assert len(asked) == 2
-    assert carried_modules.count_replaced() == before + 1
+    assert user_modules.count_replaced() == before + 1
 
 
 def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
-    carried_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
+    user_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
     ours, others = brought("1", cm_pack__part="", cm_plain="", cm_pack=""), brought("2", cm_other="")
     ours.enter()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
@@ -275,7 +275,7 @@ def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
 
 
 def test_the_contexts_module_returns_as_the_same_object_and_ends_no_library() -> None:
-    carried_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
+    user_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
     brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_for_good()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
     for _ in range(2):

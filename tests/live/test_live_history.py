@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from live.peers import Manager, Peer, until
 
-from stoker.contexts.measurements import Availability
+from stoker.contexts.performance import Availability
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,
