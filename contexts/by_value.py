@@ -1,15 +1,11 @@
-"""Objects that cannot leave their process: open files, and temporary files and folders.
-
-A copy of an open file in another process writes elsewhere, or nowhere. A copy of a temporary file removes the program's
-own file when it is freed. So `ByValuePickler` refuses both by name. Streams of this process (`sys.stdout`) travel by
-name: a function that prints to them prints in its library.
-
-cloudpickle, with the user's own functions, classes and modules by value.
-
-A reducer answers as `__reduce_ex__` does, or None to leave an object to cloudpickle. Type variables and sentinels are
-compared with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go
-by name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
+"""cloudpickle, with the user's own functions, classes and modules by value. Open files are refused. A reducer returns
+what `__reduce_ex__` returns, or None to leave an object to cloudpickle. Type variables and sentinels are compared
+with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go by
+name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
 with the `Color` that it was given.
+
+A copy of an open file would write elsewhere, and a copy of a temporary file would remove the program's own. Streams
+of this process (`sys.stdout`) go by name.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ SUSPECTS: tuple[type, ...] = (
     tempfile.TemporaryDirectory,
     *_ARCHIVES,
 )
-"""Classes of all that may be a handle."""
+"""Classes of all objects that may be handles."""
 _STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 
 
@@ -83,7 +79,7 @@ class OpenHandle(pickle.PicklingError):
 
 def is_handle(value: Any) -> bool:
     """True for an open file or archive, or a temporary file or folder. False for a stream of this process, a file in
-    memory, and classes of packages: these define themselves how their files are pickled."""
+    memory, and classes of packages, which define themselves how their files are pickled."""
     if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
         return False
     if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
@@ -93,8 +89,7 @@ def is_handle(value: Any) -> bool:
 
 
 def reduce_handle(value: Any) -> Any:
-    """The reduction of one of SUSPECTS: a stream of this process goes by name. NotImplemented if it is no handle.
-    Raises OpenHandle."""
+    """Return the reduction of one of SUSPECTS; NotImplemented if it is no handle. Raises OpenHandle."""
     for name in _STREAMS:
         if value is getattr(sys, name, None):
             return getattr, (sys, name)
@@ -104,7 +99,7 @@ def reduce_handle(value: Any) -> Any:
 
 
 def handle_error(value: Any) -> OpenHandle:
-    """The error that names a handle."""
+    """Return the error that names a handle."""
     if isinstance(value, tempfile.TemporaryDirectory):
         what, advice = "a temporary folder", "pass its path (.name)"
     elif isinstance(value, _ARCHIVES):
@@ -121,7 +116,7 @@ def handle_error(value: Any) -> OpenHandle:
 
 
 def tell_of_finalizer(kind: type) -> None:
-    """Warn once of a class of the user's own whose objects are pickled and have a `__del__`: it may remove files."""
+    """Warn once of a user's class with a `__del__` whose objects are pickled: it may remove files."""
     name = kind.__qualname__
     if name not in _told:
         _told.add(name)
@@ -133,7 +128,6 @@ def tell_of_finalizer(kind: type) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return the name and mode of a handle, as far as it has them."""
     facts = _facts(value)
     name, mode = facts["name"], facts["mode"]
     if name is None and isinstance(value, zipfile.ZipFile):
@@ -268,10 +262,7 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def class_reduction(kind: type) -> Any:
-    """How to rebuild a class by value, its slots with it: Python makes them together with the class, or never.
-
-    Raises PicklingError for a class that can't be rebuilt so.
-    """
+    """Return how to rebuild a class by value, with its slots. Raises PicklingError if that is impossible."""
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
             f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
@@ -290,7 +281,6 @@ def class_reduction(kind: type) -> Any:
 
 
 def _wanted_by_bases(kind: type) -> str:
-    """Return a keyword that `__init_subclass__` of a base requires, or an empty string."""
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
@@ -395,15 +385,13 @@ NONE: frozenset[str] = frozenset()
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles what is the user's own by value, and its source lines where a `SourceLines` asks for them.
-
-    `by_name`: modules whose classes go by name. With `prefers_names` all goes by name that its module has.
-    """
+    """Pickles the user's own code by value, and its source lines where a `SourceLines` asks for them. `by_name`:
+    modules whose classes go by name. With `prefers_names` everything that its module has goes by name."""
 
     def __init__(self, *args: Any, by_name: frozenset[str] = NONE, prefers_names: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
-        """The user's own that were pickled."""
+        """The user's own functions that were pickled."""
         self.named: set[str] = set()
         """The user's own modules that something was pickled by name of, with `prefers_names`."""
         self.modules: list[types.ModuleType] = []
@@ -412,10 +400,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Give the functions of these modules, which are in the value, the modules' own globals when they are rebuilt.
-
-        Otherwise each would have a copy: what a function sets as a global, its module would not show.
-        """
+        """Give functions of these modules the modules' own globals when they are rebuilt; otherwise each would have a
+        copy."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -462,7 +448,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return class_reduction(kind) if reduced is not NotImplemented and reduced[-1] is _FILLS_A_CLASS else reduced
 
     def _by_value(self, home: Any) -> bool:
-        """True for a module of the user's own whose functions and classes go by value."""
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
             return False
         if self._prefers_names:
@@ -470,7 +455,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return not self._prefers_names
 
     def _is_found(self, obj: Any) -> bool:
-        """True for an object that goes by name and is found under its name in its module."""
         home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
         name = name or getattr(obj, "__name__", None)
         if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
@@ -481,8 +465,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return found is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """cloudpickle's reduction, with the closure cells that functions share, and globals that class bodies in it
-        use."""
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)
         known = func.__globals__
         for name in names_in_class_bodies(func.__code__):
@@ -492,8 +474,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 class _Globals:
-    """Stands in a pickle for the globals of a module."""
-
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
 

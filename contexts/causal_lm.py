@@ -1,12 +1,11 @@
-"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
-
-    from stoker import app, causal_lm
+r"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU. from stoker import app,
+causal_lm
 
     @app(context=causal_lm("models/SmolLM2-1.7B"))
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
 
-The context is in `language_model`. It is not imported here, so a login node writes recipes without a GPU library.
+`language_model` has the context. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations
@@ -63,13 +62,9 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model, in the process that calls it: for loaders, as in `language_model`.
-
-    - `path`: a folder, a `.gguf` file or a name on the model hub; the rest as in `causal_lm`.
-
-    Raises whatever Transformers raises for a model that it cannot read, and ValueError for an engine that the model
-    cannot have.
-    """
+    """Load a language model in the process that calls it, for loaders of your own. `path`: a folder, a `.gguf` file or
+    a name on the model hub; other arguments as in `causal_lm`. Raises Transformers' errors for an unreadable model,
+    and ValueError for an engine that does not support the model."""
     from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
@@ -88,7 +83,7 @@ def language_model(
 def language_model_with_graphs(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """`language_model` with captured steps: a loader of another name keeps the keys of the other's recipes."""
+    """`language_model` with captured steps. It is a second loader so that keys of recipes without graphs stay."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
@@ -111,23 +106,17 @@ def causal_lm(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """The recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
-
-    - `path`: a folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file: these
-      travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
-      Empty for the small model of `default_model()`.
-    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
-      and the model's own on a GPU.
-    - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
-    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
-    - `engine`: what writes. `continuous`: every call joins one running batch (Stoker's own, on a CPU or a GPU);
-      `static`: batches that begin and end together, for any architecture; `transformers`: the first of these that the
-      architecture allows; `vllm`: vLLM, where it is installed on the pilot. `auto`: vLLM where it imports and the
-      device is a GPU, else `transformers`.
-    - `graphs`: the continuous engine captures its decode steps as CUDA graphs on a GPU, which removes the time of
-      launching kernels one by one. On a CPU it has no effect.
-    - `slots`: calls that run at once in one library, so that their texts are written together; `auto`: as many as the
-      engine serves within its memory.
+    """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`. Args:
+    path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file; these
+    travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
+    `default_model()`. dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a
+    CPU and the model's own on a GPU. snapshot: Keep a converted copy on the pilot's disk, so that the next load
+    takes a second. threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core). engine:
+    `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and end together,
+    for any architecture; `transformers`: the first of these that the architecture allows; `vllm`, where it is
+    installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`. graphs: The continuous
+    engine captures its decode steps as CUDA graphs; no effect on a CPU. slots: Calls that run at once in one
+    library; `auto`: as many as the engine serves within its memory.
 
     The other options are `@context`'s. Raises RecipeError for a path that is none of these.
     """
@@ -152,13 +141,10 @@ def model_recipe(
     preload: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
-    """The recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
-
-    The loader is under `@context` and takes `path`, and `dtype`, `snapshot` and `threads` by name, and `engine` if
-    one is named. Loaders that are written alike, in whatever module, make one context of one model. `preload`: what a
-    pilot imports ahead, beside what the model itself wants. `options` are `@context`'s. Raises RecipeError for a path
-    that is no model's.
-    """
+    """Return the recipe of a language model that a loader of your own loads: `causal_lm` with another loader. The
+    loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
+    Loaders with the same code make one context of one model. `preload`: further modules that a pilot imports ahead.
+    `options` are `@context`'s. Raises RecipeError for a path without a model."""
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
         raise RecipeError(f"causal_lm(engine={engine!r}): one of {', '.join(ENGINES)}", option="engine")
@@ -198,17 +184,15 @@ def dtype_named(dtype: str, *, what: str) -> str:
 
 
 def engine_options(engine: str) -> frozenset[str]:
-    """Names of the options of `CausalLM.complete` that an engine may honour beyond the common ones: `json_schema`, and
-    those of `engine_options`. For `auto` vLLM counts if this Python environment has it."""
+    """Return the names of options of `CausalLM.complete` that an engine may honour beyond the common ones. For `auto`
+    vLLM counts if this Python environment has it."""
     may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
     return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 
 
 def default_model() -> str:
-    """The path of SmolLM2-135M-Instruct, a small model (Apache-2.0), in the package that carries it as GGUF.
-
-    Raises RecipeError with the command that installs it.
-    """
+    """Return the path of SmolLM2-135M-Instruct, a small model (Apache-2.0), in the package that carries it as GGUF.
+    Raises RecipeError with the command that installs it."""
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))
@@ -222,8 +206,6 @@ def default_model() -> str:
 
 
 def _preload(source: str) -> tuple[str, ...]:
-    """Return the modules that a pilot imports ahead, with the model's architecture if its folder names it (a GGUF file
-    does not)."""
     names = architectures(source) or (_USUAL_ARCHITECTURE,)
     return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 

@@ -1,13 +1,9 @@
-"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
-
-A runtime is compiled and computed in one thread: a CUDA graph belongs to the thread that recorded it, and code for a
-CPU is compiled for a number of threads, which other threads would change (`core_share`).
-
-The compiler's folder (graphs, kernels, shared objects) is kept as a snapshot: the first library compiles, the others
-load. PyTorch's `save_cache_artifacts` leaves out the shared objects of a CPU, which cost 18 s of 27 s. Other
-pilots get the snapshot under its *form*, and a library works on a copy. A damaged artifact is moved aside, and one of
-another machine is replaced: it costs the time to compile, never the load.
-"""
+"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs. One
+thread compiles and computes: a CUDA graph belongs to the thread that recorded it, and CPU code is compiled for a
+number of threads, which other threads would change (`core_share`). The compiler's folder is kept as a snapshot that
+other pilots get under its *form*; a library works on a copy. (PyTorch's `save_cache_artifacts` leaves out the
+shared objects of a CPU, 18 s of 27 s.) A damaged artifact is moved aside, one of another machine is replaced, and
+the runtime is compiled."""
 
 from __future__ import annotations
 
@@ -54,10 +50,8 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths.
-
-    `padding`: the id of the padding token. In a runtime's shape, the first text stands in the places that are left.
-    """
+    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths. `padding`: the padding token. The
+    first text fills the free places of a runtime's shape."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -80,7 +74,7 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""No processes that outlive the load; and no precompiled C++ headers, which stay in /tmp with 150 MB each."""
+"""No processes that outlive the load; no precompiled C++ headers, which stay in /tmp with 150 MB each."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -93,7 +87,7 @@ class _Had(NamedTuple, Generic[Made]):
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     """Return the result of `compile`, from a snapshot of this form if one exists, and its origin. Without a form
-    nothing is kept. Raises what compiling raises."""
+    nothing is kept."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -115,7 +109,6 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
 
 
 def _offered(form: str, place: Path, how: str) -> str:
-    """Offer the snapshot at `place` if it was written; return its origin, for people."""
     facts = snapshot_facts(place)
     if facts is None:
         return _NOT_KEPT
@@ -125,7 +118,7 @@ def _offered(form: str, place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile, and keep the result at `place`; None if it exists or cannot be kept. Raises what compiling raises."""
+    """Compile, and keep the result at `place`; None if it exists or cannot be kept."""
     found: list[Made] = []
     failed: list[Exception] = []
 
@@ -214,19 +207,19 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes a network's inputs, in the thread that computes: a tensor that was made elsewhere (outside of
-inference mode) has other code compiled for it."""
+"""Makes a network's inputs in the computing thread: other code is compiled for a tensor made outside of inference
+mode."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
-"""How PyTorch begins to say where its developers find more."""
+"""Beginning of PyTorch's advice for its developers."""
 _FORMAT = 1
 _RUNS = 3
 """A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
 
 
 class Runtime(Protocol):
-    """An `EncoderModel` that is a runtime. `source` identifies the model, the same everywhere;
-    `longest` is its length in tokens."""
+    """An `EncoderModel` that is a runtime. `source` identifies the model everywhere; `longest` is its length in
+    tokens."""
 
     name: str
     source: str
@@ -240,16 +233,16 @@ class Runtime(Protocol):
         """As PyTorch names it."""
 
     def compile(self, compiler: Compiler) -> None:
-        """Have its network compiled, and compute in the compiler's thread."""
+        """Compile its network, and compute in the compiler's thread."""
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names what it compiles, the same
-    everywhere; empty: nothing is kept."""
+    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names the result; empty: it is
+    not kept."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
-        """How the last network came about, for people."""
+        """Origin of the last network, for people."""
         self._device = device
         self._form = form
         threads = torch.get_num_threads()
@@ -289,11 +282,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Have a runtime compiled, if that is wanted.
-
-    A runtime that cannot be compiled computes as it is, with a warning. Raises ContextError if it had to be compiled
-    (True).
-    """
+    """Compile a runtime if that is wanted. If that fails it computes as it is, or ContextError is raised for True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))

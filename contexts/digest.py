@@ -1,18 +1,13 @@
-"""The parts of objects whose pickle does not show their content: paths, methods, arrays, tensors, and others.
-
-`parts_of` takes an object apart without looking into its parts; `digest` walks over them.
-
-The digest of a value's *content*, code included: equal in every process, and different if the content differs.
-
-A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
+"""The digest of a value's *content*, code included: equal in every process, and different if the content differs. A
+pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
 line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
 
-Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to, recursively.
-          Not file names, line numbers, or its module. Another minor version of Python gives another key.
-Installed code of the environment counts by name and the version of its distribution (`user_code`).
-Cycles    a function, class or module that was met before counts by the number of its first meeting; a container that
-          contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
-Others    any other object counts by its `__reduce_ex__`; RecipeError without one.
+    Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to,
+              recursively. Not file names, line numbers, or its module. It depends on Python's minor version.
+    Installed code of the environment counts by name and the version of its distribution (`user_code`).
+    Cycles    a function, class or module that was met before counts by the number of its first meeting; a container
+              that contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
+    Others    paths, methods, arrays, tensors by `parts_of`; any other object by its `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -73,7 +68,7 @@ class ObjectParts(NamedTuple):
 
 
 def parts_of(value: Any, kind: type) -> ObjectParts | None:
-    """The parts of an object of this type; None if it is to be taken apart by its pickle."""
+    """Return the parts of an object of this type; None if it is to be taken apart by its pickle."""
     if isinstance(value, pathlib.PurePath):
         return ObjectParts("path", [Text(str(value))])
     if isinstance(value, enum.Enum):
@@ -100,7 +95,7 @@ def parts_of(value: Any, kind: type) -> ObjectParts | None:
 
 
 def kind_name(kind: type) -> str:
-    """A type's name with its module, unless it is a builtin one."""
+    """Return a type's name with its module, unless it is a builtin one."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -131,7 +126,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_dense_tensor(value: Any) -> bool:
-    """True for a PyTorch tensor with values in memory. Its pickle names the address of its storage."""
     torch: Any = sys.modules.get("torch")  # lacks some names while another thread imports it
     return (
         type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
@@ -143,7 +137,6 @@ def _is_dense_tensor(value: Any) -> bool:
 
 
 def _storage_bytes(value: Any) -> bytes | None:
-    """Return the bytes of a PyTorch storage; None for anything else."""
     torch: Any = sys.modules.get("torch")
     untyped: Any = getattr(torch, "UntypedStorage", ())
     typed: Any = getattr(torch, "TypedStorage", ())
@@ -185,8 +178,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return 32 hex digits for the content of an item of data, the same for all versions of Python unless the item
-    holds code. Raises RecipeError as `digest_of`."""
+    """Return 32 hex digits for an item of data, the same for all versions of Python unless the item holds code."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -199,8 +191,6 @@ def digest_of_code(code: types.CodeType) -> str:
 
 
 class _DigestWalk:
-    """One walk over a value. `path` is the current place, for errors."""
-
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
@@ -213,20 +203,16 @@ class _DigestWalk:
     # ---- feeding
 
     def raw(self, tag: str, content: bytes | memoryview) -> None:
-        """Feed a leaf: its tag, its length, its bytes."""
         self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
         self.hash.update(content)
 
     def text(self, text: str) -> None:
-        """Feed a string."""
         self.raw("str", text.encode("utf-8", "surrogatepass"))
 
     def open(self, tag: str, size: int) -> None:
-        """Feed the beginning of a value with this many parts."""
         self.hash.update(b"%s[%d]" % (tag.encode(), size))
 
     def visit(self, value: Any, step: str = "") -> None:
-        """Feed a value of any kind."""
         if step:
             self._path.append(step)
         if len(self._above) > _DEEPEST:
@@ -284,7 +270,6 @@ class _DigestWalk:
             self._above.pop()
 
     def _mapping(self, value: dict[Any, Any]) -> None:
-        """In its order, because a loader may depend on it: labels by number, layers by name."""
         self.open("dict", len(value))
         for key, part in value.items():
             self.visit(key)
@@ -343,7 +328,6 @@ class _DigestWalk:
             self.visit(extra, f" attributes of {function.__name__}")
 
     def _cached(self, function: Any) -> None:
-        """A function under `functools.cache`, without its cached results."""
         home = getattr(function, "__module__", "")
         if is_installed(home) and _found_by_name(function, home):
             self._installed("installed-function", home, function.__qualname__)
@@ -352,7 +336,6 @@ class _DigestWalk:
         self.visit(function.__wrapped__)
 
     def _dispatcher(self, function: Any) -> None:
-        """A function under `functools.singledispatch`."""
         if is_installed(function.__module__ or "") and _found_by_name(function, function.__module__):
             self._installed("installed-function", function.__module__, function.__qualname__)
             return
@@ -376,7 +359,6 @@ class _DigestWalk:
             self._const(const)
 
     def _const(self, const: Any) -> None:
-        """Constants are atoms, code, and tuples or frozensets of these: no cycle, nothing of a user's class."""
         if isinstance(const, types.CodeType):
             self._code(const)
         else:
@@ -408,7 +390,6 @@ class _DigestWalk:
         self._source(name, source_of(name))
 
     def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """The current values of these names in a user's module: the program may have set them, or objects in them."""
         if (id(module), names) in self._states:
             return
         self._states.add((id(module), names))
@@ -424,7 +405,6 @@ class _DigestWalk:
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
-        """The user's own modules that code imports when it runs: they are content as globals are."""
         for name in sorted(imported_by(code, package)):
             source = source_of(name)
             if source is not None:
@@ -433,8 +413,6 @@ class _DigestWalk:
         self.raw("end", b"")
 
     def _source(self, name: str, source: ModuleSource | None) -> None:
-        """A module by its source, because the names that are used in it are unknown. Comments and layout do not
-        count."""
         if source in self._sources:
             self.raw("source-again", b"%d" % self._sources[source])
             return
@@ -475,7 +453,6 @@ class _DigestWalk:
                 self.visit(self._keep(part.value), part.step)
 
     def _keep(self, value: Any) -> Any:
-        """Keep a value alive until the walk ends, so that no other object gets its id."""
         self._alive.append(value)
         return value
 
@@ -497,7 +474,6 @@ class _DigestWalk:
             self.visit(self._keep(part), f" {kind.__qualname__}")
 
     def _where(self) -> str:
-        """Return the current place: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""
         return _PLACE.sub(r"argument \1", "".join(self._path)).strip()
 
 

@@ -1,26 +1,13 @@
-"""A ready-made context: an encoder for embeddings and classification through Transformers, on a CPU or a GPU.
-
-    from stoker import app, encoder
-
-    @app(context=encoder("models/all-MiniLM-L6-v2"))
-    def embed(model, text):
-        return model.embed([text])[0]
-
-The context is in `encoding`. It is not imported here, so a login node writes recipes without a GPU library.
-
-Families: contexts that serve the same calls, each for inputs up to a length (Arlo §3.1).
-
-A *runtime* is a context whose library pads, or is compiled, for one length: `Recipe.longest_input`. A family lists a
-model's runtimes, the shortest first. A call names those that are long enough for its input; a policy that honours
-variants chooses among them.
-
-    from stoker import app, encoder_family
+"""Ready-made contexts: an encoder for embeddings and classification, and families of its runtimes. from stoker import
+app, encoder_family
 
     @app(context=encoder_family("models/all-MiniLM-L6-v2", lengths=[32, 64, 128, 256]))
     def embed(model, texts):
         return model.embed(texts)
 
-See docs/embeddings.md. Nothing here imports a GPU library.
+A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's
+runtimes, the shortest first. A call names those that are long enough for its input, and the policy chooses among
+them (docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
 """
 
 from __future__ import annotations
@@ -98,25 +85,18 @@ def encoder(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """The recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and `classify`.
+    """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and
+    `classify`. Args: path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the
+    pilot. Or a name on the model hub, which the library downloads. dtype: `float32`, `bfloat16`, `float16` (or
+    `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's own on a GPU. threads: Threads of one
+    library on a CPU; 0 leaves the pilot's setting (one a core). length: Makes the context a *runtime* that pads
+    each text to this many tokens, 3 or more; a longer text raises InputTooLongError unless it is truncated. 0:
+    batches are as long as their texts. batch: Texts in a runtime's batch, padding included. compiled: `"auto"`
+    compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails the load. slots:
+    Calls that run at once in one library; their texts are computed in batches together.
 
-    - `path`: a folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot as an object.
-      Or a name on the model hub, which the library itself downloads where it can.
-    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
-      and the model's own on a GPU.
-    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
-    - `slots`: calls that run at once in one library; their texts are computed in batches together.
-
-    With a `length` the context is a *runtime*, which computes every batch in one shape (docs/embeddings.md):
-
-    - `length`: tokens that each text is padded to, 3 or more; a longer text raises InputTooLongError, unless it is
-      truncated. 0: batches are as long as their texts.
-    - `batch`: texts of a batch; where there are fewer, the rest is padding, too.
-    - `compiled`: `True` has the load fail if the runtime cannot be compiled; `"auto"` compiles on a GPU, and where that
-      fails computes without; `False` never compiles.
-
-    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that the
-    model does not read, and for options of a runtime without a `length`.
+    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that
+    the model does not read, and for options of a runtime without a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -177,8 +157,8 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, the shortest first. `count` gives the length of a call's input, in tokens, from the
-    call's first argument; None: each call says it itself (`features={"input_length": ...}`)."""
+    """The runtimes of one model, the shortest first. `count` returns the input length in tokens of a call's first
+    argument; None: each call says it itself (`features={"input_length": ...}`)."""
 
     recipes: tuple[Recipe, ...]
     count: Callable[[Any], int] | None = None
@@ -226,16 +206,16 @@ def encoder_family(
     truncate: bool = False,
     **options: Any,
 ) -> Family:
-    """The runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s.
+    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s. A call's
+    first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts. Raises
+    RecipeError for lengths that the model does not read, and without a kept profile.
 
-    - `lengths`: in tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has kept.
-    - `texts`: texts like those that will come, by whose lengths these are chosen; without them every length that was
-      measured is expected as often.
-    - `truncate`: the function truncates texts, so longer ones go to the longest runtime.
-
-    A call's first argument has to be a text, a pair of texts (a tuple), or a list of these, of which the longest one
-    counts. Raises RecipeError for lengths that are none or that the model does not read, where no profile is kept, and
-    whatever `encoder` raises.
+    Args:
+        path: As in `encoder`.
+        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has kept.
+        texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally
+            likely.
+        truncate: The function truncates texts, so longer ones go to the longest runtime.
     """
     if "length" in options:
         raise RecipeError("encoder_family has several lengths: lengths=[...]", option="length")

@@ -1,16 +1,11 @@
-"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
+"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take. An
+embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`). A
+sentence-transformers folder names one (`model_source`); else it is the mean. Padding is masked, so results do not
+depend on the batch, beyond rounding. Calls of several slots share batches of like length (`joined_batches`). A
+*runtime* computes every batch in one shape, so that it can be compiled (Arlo §3.1).
 
-An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`, for
-models that read from left to right). A sentence-transformers folder says which (`encoder_facts`); else it is the mean.
-
-Padding is masked, so results do not depend on the batch, beyond rounding. Calls of several slots join: texts of like
-length are one batch (`joined_batches`). A *runtime* computes every batch in one shape (Arlo §3.1): texts are padded to
-its length, and rows are added up to its batch, so that it can be compiled.
-
-The profile (Arlo §3.3, Fig. 2) runs inside a library. Its texts are a token shorter than their length, so that padding
-is masked. Lengths take turns, so that a slow machine slows all of them.
-
-Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it.
+The profile (Arlo §3.3, Fig. 2) uses texts a token shorter than their length, so that padding is masked. Lengths
+take turns, so that a slow machine slows all of them. It loads torch: only libraries import it.
 """
 
 from __future__ import annotations
@@ -68,7 +63,7 @@ _LIMIT_S = 90.0
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
-"""Takes how far it is and how far it goes."""
+"""Takes the progress and its total."""
 
 
 class TimedRuntime(Runtime, Protocol):
@@ -79,7 +74,7 @@ class TimedRuntime(Runtime, Protocol):
         """True once it is."""
 
     def time_batch(self) -> float:
-        """The seconds of one batch."""
+        """Return the seconds of one batch."""
 
     def close(self) -> None:
         """End its compute thread."""
@@ -97,7 +92,7 @@ class MeasuredEncoder(Protocol):
         """As PyTorch names it."""
 
     def as_runtime(self, length: int) -> TimedRuntime:
-        """A runtime with its weights."""
+        """Return a runtime with its weights."""
 
 
 def profile_lengths(
@@ -110,13 +105,9 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """The profile of a model over these lengths, which rise (none: multiples of `step` up to the model's longest text,
-    see `usual_lengths`).
-    `dtype` and `compiled` as the runtimes will have them.
-
-    Raises RecipeError for lengths that do not rise or that the model does not read, and ContextError for a runtime that
-    cannot be compiled although that is wanted.
-    """
+    """Return the profile of a model over these rising lengths; without any, over `usual_lengths` with this `step`.
+    `dtype` and `compiled` as the runtimes will have them. Raises RecipeError for lengths that do not rise or that
+    the model does not read, and ContextError for a runtime that has to be compiled and cannot be."""
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or _tell_nobody
@@ -163,7 +154,6 @@ def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, t
 def _one_after_the_other(
     model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
-    """Return the samples, and True if every runtime was compiled."""
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
@@ -223,13 +213,13 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """Identifies the model, the same everywhere: its object, or its name on the hub."""
+        """The model's object, or its name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
         """The shape of every batch; None: as its texts are."""
         self.longest = _runtime_length(runtime, _longest(config, tokenizer, self.facts))
-        """The most tokens of a text; 0 = any number."""
+        """Most tokens of a text; 0 = unlimited."""
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
@@ -253,13 +243,14 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """How many calls a library runs at once. It takes no more memory than one: batches are no larger. A runtime
-        runs as many as it has texts in a batch: a scheduler by lengths counts what waits (Arlo §3.4)."""
+        """Return how many calls a library runs at once. A runtime runs as many as it has texts in a batch: a scheduler
+        by lengths counts waiting calls (Arlo §3.4)."""
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """A runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model reads."""
+        """Return a runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model
+        reads."""
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -276,9 +267,8 @@ class EncoderModel:
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Have a runtime's network compiled, and let the compiler's thread compute from now on. A model with a
-        classification head is compiled for `classify`; its `embed` is computed as it is. Raises whatever compiling
-        raises; the runtime is then as before."""
+        """Compile a runtime's network, and compute in the compiler's thread from now on. A model with a classification
+        head is compiled for `classify` alone. If compiling raises, the runtime is unchanged."""
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
@@ -295,7 +285,7 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """The seconds of one batch of a runtime, whose texts are a token shorter than it."""
+        """Return the seconds of one batch of a runtime, whose texts are a token shorter than it."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -316,13 +306,9 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """The embedding of each text, of length 1 (of any length without `normalize`).
-
-        `pooling`: `mean`, `cls` or `last`; empty: what the model was made for. `batch_size`: the most texts that are
-        computed at a time; a runtime's own number counts where it is less. Raises ValueError for a text of more tokens
-        than the model reads, unless `truncate`: then its beginning counts. For one of more tokens than the runtime
-        takes, the ValueError is an InputTooLongError.
-        """
+        """Return the embedding of each text, of length 1 with `normalize`. `pooling`: `mean`, `cls` or `last`; empty:
+        the model's own. At most `batch_size` texts are computed at a time. Raises ValueError for a text of more
+        tokens than the model reads (InputTooLongError for a runtime), unless `truncate` cuts it."""
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
         )
@@ -337,8 +323,7 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the embeddings as one array `[texts, width]`, and the number of tokens of the texts. Otherwise as
-        `embed`."""
+        """Return the embeddings as an array `[texts, width]`, and the number of tokens. Otherwise as `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
@@ -355,12 +340,10 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """The probability of each of the model's labels for each text, or pair of texts.
-
-        Probabilities of one text add up to 1, except where the model's config makes its labels independent of each
-        other, or has just one. A model that was made for regression gives its numbers as they are. `batch_size`,
-        `truncate` and errors as in `embed`; ValueError too for a model without a classification head.
-        """
+        """Return the probability of each of the model's labels for each text, or pair of texts. Probabilities of one
+        text sum to 1, unless the model's config makes its labels independent, or it has one label. A regression
+        model returns its numbers. Other arguments and errors as in `embed`; ValueError without a classification
+        head."""
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
         rows = self._rows(texts, truncate=truncate)
@@ -405,7 +388,6 @@ class EncoderModel:
         return [TokenRow(*row) for row in zip(ids, types, strict=True)]
 
     def _refuse(self, number: int, tokens: int) -> None:
-        """Raise the error of a text that is too long."""
         advice = "Split it, or read its beginning alone: truncate=True"
         if self.runtime is None:
             raise ValueError(f"text {number} comes to {tokens} tokens; the model reads {self.longest}. {advice}")
@@ -423,7 +405,6 @@ class EncoderModel:
     # ---- the model
 
     def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
-        """Return the scores of some rows (`classify`), or their hidden states, pooled in the named way."""
         if self._compiler is not None:
             return list(self._compiler.run(lambda: self._numbers(kind, rows)))
         with self._computing():
@@ -452,7 +433,6 @@ class EncoderModel:
 
 
 def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
-    """Return the most tokens of a text: the runtime's, else the model's. Raises RecipeError for a longer runtime."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:
@@ -482,11 +462,9 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """The encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
-
-    Raises whatever Transformers raises for a model that it can't read, RecipeError for a runtime that is longer than
-    the model reads, and ContextError for one that was to be compiled and cannot be.
-    """
+    """Load the encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`. Raises
+    Transformers' errors for an unreadable model, RecipeError for a runtime longer than the model reads, and
+    ContextError for one that has to be compiled and cannot be."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

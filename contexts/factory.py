@@ -1,12 +1,10 @@
-"""`@context`: from a loader to recipes.
-
-    @context(memory="4 GB")              nothing is loaded, here or on the next line
-    def llm(path): ...
+"""`@context`: from a loader to recipes. @context(memory="4 GB")              nothing is loaded, here or on the next
+line def llm(path): ...
 
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
-Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
-For the advisor, this process remembers the loaders of its recipes, weakly.
+Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is
+made.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ Loader = Callable[..., Any]
 
 
 class RecipeFactory:
-    """A loader under `@context`: call it to get a Recipe. `with_options(...)` changes its needs."""
+    """A loader under `@context`: call it to get a Recipe."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -83,7 +81,7 @@ class RecipeFactory:
         functools.update_wrapper(self, loader)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
-        """The recipe of the loader with these arguments; nothing is loaded. Raises RecipeError."""
+        """Return the recipe of the loader with these arguments; nothing is loaded. Raises RecipeError."""
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
@@ -138,21 +136,19 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
-
-    - `memory`, `device_memory` (of each of its `devices`): limits with their units, `"4 GB"`; not declared means
-      measured. `disk`: a pilot with less free scratch space does not load it.
-    - `kinds`: the device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-    - `slots`: calls that run at once in one library; `"auto"`: as many as the loaded context says, by its method
-      `slots(device_memory_bytes)` (without it: one). `load_limit`: a loader that runs longer has failed.
-    - `files`: names of the loader's parameters that are paths, or paths: these files and folders travel to the pilot,
-      and the loader gets the local path.
-    - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.
-    - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: end a library after
-      this many calls (after one, where less than all outlives it).
-    - `max_libraries`: no more of its libraries are loaded at once. `keep_alive`: one that has been idle for so long is
-      unloaded, which frees its device; `min_libraries` stay. They are wishes of this program, and no part of what the
-      context is: other programs may have others (docs/contexts.md). A policy that does not honour them refuses calls.
+    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs. Args: memory:
+    Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured. device_memory: Limit of memory on
+    each of its devices. disk: A pilot with less free scratch space does not load it. devices: Number of devices of
+    a library. kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any. slots:
+    Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else 1.
+    load_limit: A loader that runs longer has failed. files: Paths, or names of the loader's parameters that are
+    paths. They travel to the pilot, and the loader gets the local path. preload: Modules that a pilot imports
+    before it forks libraries; by default those that the loader imports. awareness: How much outlives a call:
+    `full`, `disk` or `none`. calls_per_library: End a library after this many calls; 1 if less than everything
+    outlives a call. min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this
+    program and not part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
+    max_libraries: Most libraries that are loaded at once. keep_alive: Unload a library that has been idle for this
+    time.
 
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
@@ -173,10 +169,8 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """The recipe of a plain loader and its arguments; `needs` are what `@context` takes.
-
-    This is what the paper's `parsl_spec = {'context': [load_model, [path], {}]}` comes to.
-    """
+    """Return the recipe of a plain loader and its arguments; `needs` are the options of `@context`. The paper's
+    `parsl_spec = {'context': [load_model, [path], {}]}` becomes this."""
     if isinstance(loader, RecipeFactory):
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
@@ -247,7 +241,7 @@ def make_recipe(
 
 
 def _is_ready_made(loader: Loader) -> bool:
-    """True for a loader of Stoker's: it reads no file by a relative name, so its context is the same everywhere."""
+    """True for a loader of Stoker's: it reads no file by a relative name."""
     return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
 
 
@@ -263,7 +257,6 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
 
 
 def _digest(name: str, *parts: Any) -> str:
-    """Return the digest of a recipe's parts. Raises RecipeError with the loader and the argument at fault."""
     try:
         return digest_of(*parts, names=("", "", "argument", "argument"))
     except RecipeError as error:
@@ -279,7 +272,6 @@ def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _check_returns(loader: Loader) -> None:
-    """Raise RecipeError for a generator or an async loader."""
     name, yields = _name_of(loader), how_it_yields(loader)
     if yields:
         raise RecipeError(
@@ -309,8 +301,8 @@ def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
-    """Return the arguments with ObjectPath for each path that `files` lists, their objects, and the relative paths
-    among `files` with the cache name of each."""
+    """Return the arguments with ObjectPath for each path in `files`, their objects, and the relative paths among
+    `files`."""
     if not files:
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)

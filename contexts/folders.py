@@ -1,10 +1,9 @@
-"""The user's state folder on this machine, and the folder in which a program runs.
-
-`STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
-may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk for its libraries.
+"""The user's state folder on this machine, and the folder in which a program runs. `STOKER_HOME` names the state
+folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster may share it, so a pilot
+sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
 Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
-other machines the folder must lie on a shared file system: two nodes with one disk image have the same inodes.
+other machines the folder must be on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
-    """The user's state folder (it may not exist yet)."""
+    """Return the user's state folder; it may not exist yet."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()
@@ -52,8 +51,8 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `inode` and `device` are the folder's on the machine that `boot` names:
-    the beginning of its boot id."""
+    """A program's working folder and its umask. `boot` is the beginning of the boot id of the machine of `inode` and
+    `device`."""
 
     path: str
     inode: int
@@ -63,8 +62,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """The folder at `path` (default: where this process is), with this process's umask. None if it is not there, or
-    its name cannot travel."""
+    """Return the folder at `path` with this process's umask; None if it does not exist or its name cannot travel."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -88,7 +86,7 @@ def is_seen_here(folder: ProgramFolder) -> bool:
 
 
 def umask_now() -> int:
-    """The umask of this process. Read, not set and set back: other threads may make files."""
+    """Return the umask of this process. It is read, not set and set back: other threads may make files."""
     try:
         with open("/proc/thread-self/status") as file:
             for line in file:

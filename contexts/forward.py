@@ -1,24 +1,15 @@
-"""Prefixes that prompts share, with their computed keys and values (KV).
+"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels. Rows
+are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in every
+batch. A prompt and all its labels are one pass (`prefill_with_tails`): a mask lets each label see the prompt and
+itself (the tree attention of SpecInfer, arXiv:2305.09781). The first use tests whether the architecture takes such
+a mask.
 
-Calls of one program fill a template, and the KV of a beginning does not depend on what follows. So the KV of a shared
-beginning is computed once and used by every later prompt. The template is found without a hint:
+The keys and values (KV) of a beginning that prompts share are computed once. The template is found without a hint:
 
-- The last few prompts are kept whole (*recent*). If a new prompt begins like one of them for long enough, that
-  beginning is cut out and becomes a *shared* prefix, at no cost.
-- A longer beginning becomes another shared prefix only if it is longer by some tokens: two claims that both start with
-  "The" should not displace the template.
-- Both kinds share a limit in bytes; shared prefixes are dropped least recently used first.
-
-This file knows token ids and sizes; `cut` cuts the KV.
-
-Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
-
-Rows are padded on the right. A token sees only what stands before it, so padding changes nothing, and a row gives the
-same numbers (up to rounding) in every batch.
-
-A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, and a
-mask lets each see the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). A row per label would copy
-the prompt's keys for each. Whether an architecture takes such a mask is found out on a few tokens, once.
+- The last few prompts are kept whole (*recent*). A new prompt that begins like one of them turns that beginning
+into a *shared* prefix, at no cost. - A longer beginning becomes another shared prefix only if it is longer by some
+tokens: two claims that both start with "The" should not displace the template. - Both kinds share a limit in bytes;
+shared prefixes are dropped least recently used first.
 """
 
 from __future__ import annotations
@@ -38,13 +29,13 @@ from transformers import DynamicCache
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Beginnings of fewer tokens are not worth keeping."""
+"""Shorter beginnings are not worth keeping."""
 _LONGER = 8
 _RECENT = 8
 
 
 class Prefix(Generic[KV]):
-    """Tokens and their KV; `size_bytes` is what the KV takes."""
+    """Tokens and their KV; `size_bytes` is the size of the KV."""
 
     __slots__ = ("ids", "kv", "size_bytes")
 
@@ -55,7 +46,7 @@ class Prefix(Generic[KV]):
 
 
 class PrefixCache(Generic[KV]):
-    """The shared and recent prefixes of one model. Not for several threads at once."""
+    """The shared and recent prefixes of one model; `cut` cuts the KV. Not for several threads at once."""
 
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
@@ -72,7 +63,7 @@ class PrefixCache(Generic[KV]):
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all kept prefixes."""
+        """The bytes of all kept prefixes."""
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
@@ -175,8 +166,8 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch:
-    """Rows whose prompts have been computed: `logits` after each row's last token `[rows, vocabulary]`, their cache,
-    the length of each row and the width (longest row) that the cache has."""
+    """Rows whose prompts were computed: `logits` after each row's last token `[rows, vocabulary]`, their cache, the
+    length of each row and the width (longest row) of the cache."""
 
     def __init__(self, *, logits: torch.Tensor, cache: Any, lengths: list[int], width: int) -> None:
         self.logits = logits
@@ -198,7 +189,7 @@ class ModelRunner:
         self._trees: bool | None = None
 
     def share(self, ids: Ids) -> None:
-        """Compute a beginning that many rows are known to have, unless it is there."""
+        """Compute a beginning that many rows have, unless it is kept."""
         if self.shares and self.prefixes.wants(ids):
             layers = _layers(self._prefill([ids], tails=None)[0].cache)
             self.prefixes.keep(ids, layers, _size(layers))
@@ -211,10 +202,8 @@ class ModelRunner:
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens, vocabulary]`.
-
-        Every tail (a label without its last token; it may be empty) is read after its own prompt alone.
-        """
+        """Return logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens,
+        vocabulary]`. A tail (a label without its last token, maybe empty) is read after its own prompt alone."""
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -244,7 +233,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        """Logits `[rows, longest, vocabulary]` of whole rows, without any cache: for models that share nothing."""
+        """Return logits `[rows, longest, vocabulary]` of whole rows, without any cache."""
         ids, longest = self._padded(rows)
         mask = self._mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
@@ -311,7 +300,6 @@ class ModelRunner:
         return torch.tensor(padded, device=self.device), longest
 
     def _mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
-        """Return a mask of each row's own tokens and the `more` after the width; None if all are visible."""
         if all(length == width for length in lengths):
             return None
         seen = self._arange(width)[None, :] < torch.tensor(lengths, device=self.device)[:, None]
@@ -336,7 +324,7 @@ class _Tree:
         ]
 
     def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
-        """Addend of attention scores, `[rows, 1, new tokens, all tokens]`: 0 for a visible token."""
+        """Return the addend of attention scores, `[rows, 1, new tokens, all tokens]`: 0 for a visible token."""
         new, everything = self._longest + self.width, self._start + self._longest + self.width
         seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
         block = self._start + self._longest
@@ -351,7 +339,6 @@ class _Tree:
         return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
     def split(self, logits: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Logits `[rows, width, vocabulary]` by row and tail, in the order in which the tails were given."""
         found = []
         for row, (some, wanted) in enumerate(zip(self._tails, self._wanted, strict=True)):
             at, by_tail = 0, {Ids(): torch.empty(0)}
@@ -367,7 +354,7 @@ def _fill(items: list[int], width: int) -> list[int]:
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
-    """The tokens that all rows begin with, one token short of the shortest row at the most."""
+    """Return the tokens that all rows begin with, at least one token short of the shortest row."""
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_length(first, row, most=length)
@@ -403,7 +390,7 @@ def _size(layers: Layers) -> int:
 
 
 def go_on() -> None:
-    """The check of a scoring that nothing stops."""
+    """Check nothing: the default of scorings that nothing stops."""
 
 
 class TailScorer(Protocol):
@@ -418,9 +405,9 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`. `prefix`:
-        what the caller has put before every row. `batch_size` rows are computed at a time, where that is a choice.
-        `check` is called before each pass through the model; what it raises ends the scoring and leaves nothing."""
+        """Return the log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`.
+        `prefix` is what the caller has put before every row. `batch_size` rows are computed at a time, where that
+        is a choice. `check` is called before each pass through the model; if it raises, the scoring ends."""
 
 
 class RunnerScorer:
@@ -438,7 +425,7 @@ class RunnerScorer:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail after its row (`TailScorer.score`)."""
+        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
             for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
@@ -473,7 +460,6 @@ class RunnerScorer:
         return scores
 
     def _whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        """Compute every tail with its whole prompt, for models without a cache that can be shared."""
         scores: list[list[float]] = []
         for row, some in zip(rows, tails, strict=True):
             logits = self._runner.whole([row + tail[:-1] for tail in some])

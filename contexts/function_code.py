@@ -1,16 +1,11 @@
-"""Facts about a function: the names that its bytecode refers to, its kind, and its source lines.
+"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures. The
+source lines of a notebook's cell exist in the notebook's process alone. A `SourceLines` behind a function in a
+value to pickle (`payloads`) makes them travel, and the `linecache` of the other process shows them in tracebacks.
 
-The source lines of a notebook's cell exist in the notebook's process alone. Put a `SourceLines` behind a function in a
-value to pickle (`payloads`): the lines travel, and the `linecache` of the other process shows them in tracebacks.
-
-The names that a function uses, compared by identity: a function is pickled again if one of them may have changed.
-
-A function of the user's travels with its globals, closure, defaults and attributes, and with the user's own functions
-among these. If all of them are immutable (numbers, strings, installed modules, functions of the same kind), its bytes
-stay valid until a name is bound to another object. If one is mutable, nothing is known about its content: the caller
-pickles the function at every call.
-
-Functions and modules are held weakly, so a function that refers to itself is freed. No code of the user's runs here.
+`Captured` compares by identity what a function of the user's travels with: globals, closure, defaults, attributes,
+and the user's own functions among these. If all are immutable, the function's bytes stay valid until a name is
+bound to another object. If one is mutable, the caller pickles the function at every call. No code of the user's
+runs here.
 """
 
 from __future__ import annotations
@@ -50,20 +45,20 @@ _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_N
 
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    """Names of globals that code refers to, nested code included."""
+    """Return names of globals that code refers to, nested code included."""
     names = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS)
     return names | _nested(code, global_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def attribute_names(code: types.CodeType) -> frozenset[str]:
-    """Names that code looks up, as attributes or otherwise, nested code included."""
+    """Return names that code looks up, as attributes or otherwise, nested code included."""
     return frozenset(code.co_names) | _nested(code, attribute_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
-    """Names of globals that the bodies of classes in code refer to, where no variable of the body has that name."""
+    """Return names of globals that class bodies in code refer to, where the body has no variable of that name."""
     steps = list(dis.get_instructions(code))
     stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
     names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
@@ -91,7 +86,7 @@ def imports(code: types.CodeType) -> frozenset[Import]:
 
 
 def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Dotted names of modules that code imports by their full names when it runs, nested code included."""
+    """Return dotted names of modules that code imports by their full names, nested code included."""
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
@@ -107,7 +102,7 @@ def asks_where_it_lies(code: types.CodeType) -> bool:
 
 
 def imported_parts(code: types.CodeType) -> frozenset[str]:
-    """`module:name` for each `from module import name`, nested code included."""
+    """Return `module:name` for each `from module import name`, nested code included."""
     return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
 
 
@@ -120,7 +115,7 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """The function that runs in the end: under partials, and the `__call__` of an object."""
+    """Return the function that runs in the end: under partials, and the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -129,12 +124,13 @@ def plain(function: Callable[..., Any]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True for a function that gives a coroutine."""
+    """True for a function that returns a coroutine."""
     return inspect.iscoroutinefunction(plain(function))
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """How a function gives a generator or a context manager instead of a value, in words; empty if it does not."""
+    """Return in words how a function returns a generator or a context manager instead of a value; empty if it does
+    not."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -157,7 +153,7 @@ def _yields(function: Any) -> bool:
 
 
 LIMIT_CHARACTERS = 65_536
-"""More source than this does not travel with one function."""
+"""Most source that travels with one function."""
 
 
 class SourceLines:
@@ -168,7 +164,7 @@ class SourceLines:
 
 
 def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]:
-    """The source lines of these functions, by file name and number of the first line (from 1), as far as known."""
+    """Return the known source lines of these functions, by file name and number of the first line."""
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
@@ -278,7 +274,7 @@ class Captured:
 
 
 class _FunctionNames:
-    """Functions and modules are held weakly, in `_weak` by their places; `_strong` has the other objects."""
+    """Functions and modules are held weakly, in `_weak` by their places: a function that refers to itself is freed."""
 
     __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
 
@@ -334,7 +330,6 @@ def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
 
 
 def _names(function: types.FunctionType) -> list[str]:
-    """Return the names of these objects, in their order."""
     names = [*sorted(global_names(function.__code__)), *function.__code__.co_freevars]
     names += [f"a default of {function.__name__}"] * len(function.__defaults__ or ())
     for held in (function.__kwdefaults__, function.__dict__):

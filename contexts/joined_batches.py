@@ -1,12 +1,10 @@
-"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
+"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes. A
+caller adds its rows and waits. One caller at a time *leads*: it computes batches of its longest row and rows of
+like length from all callers until its own are done; then the caller that has waited longest leads. No thread is
+made, and a single caller never waits. The waiting rows of a stopped call leave.
 
-A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
-like length from all callers, and computes them as one batch, until its rows are done; then the caller that has waited
-longest leads. No thread is made, and a single caller never waits. When a call is told to stop, its waiting rows leave:
-at once if it waits, after the current batch if it leads.
-
-A batch's longest row has at most twice the tokens of its shortest and a few more, so padding is small. A batch has no
-more rows than any caller in it asked for.
+A batch's longest row has at most twice the tokens of its shortest and a few more. A batch has no more rows than any
+caller in it asked for.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ _FEW_TOKENS = 16
 
 
 class _Request(Generic[Row, Result]):
-    """The rows of one caller."""
-
     def __init__(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> None:
         self.kind = kind
         self.rows = rows
@@ -43,8 +39,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """See the module's text. `compute(kind, rows)` gives a result for each row; only rows of one kind are joined.
-    `length` is a row's length in tokens."""
+    """`compute(kind, rows)` returns a result for each row; only rows of one kind join. `length`: of a row in tokens."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -55,13 +50,13 @@ class JoinedBatches(Generic[Row, Result]):
         self._open: list[_Request[Row, Result]] = []
         """Requests that are not over, in the order in which they came."""
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Rows by kind: their length, a number that no other has, their place in their request; the shortest first."""
+        """Rows by kind: length, unique number, place in their request; the shortest first."""
         self._numbers = 0
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """The results of these rows, in their order. Raises what computing any of them raises, and Evicted when the
-        caller's call is told to stop."""
+        """Return the results of these rows, in order. Raises errors of computing them, and Evicted if the call is
+        stopped."""
         if not rows:
             return []
         stop = ambient.call_stop()
@@ -89,7 +84,6 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Wait until the request is done, or leads, or its call is told to stop."""
         wake = request.woken.set
         stop.wakes(wake)
         try:
@@ -102,14 +96,12 @@ class JoinedBatches(Generic[Row, Result]):
                     self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
-        """Remove a request and its waiting rows. No-op if it is done. The caller holds the lock."""
         if request in self._open:
             self._open.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
     def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Compute batches until this request is done or its call is told to stop; then let another caller lead."""
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)
@@ -123,7 +115,6 @@ class JoinedBatches(Generic[Row, Result]):
                     self._is_led = False
 
     def _step(self, request: _Request[Row, Result]) -> None:
-        """Compute one batch with the longest row of this request."""
         with self._lock:
             batch = self._take(request)
         found: Sequence[Result] = ()
@@ -142,7 +133,6 @@ class JoinedBatches(Generic[Row, Result]):
                     each.woken.set()
 
     def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
-        """The longest waiting row of a request, and its neighbours in length."""
         waiting = self._waiting[request.kind]
         first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
         start, end, most = first, first + 1, request.batch_size

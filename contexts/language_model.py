@@ -1,19 +1,10 @@
-"""A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`.
-
-Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
-(`inference/`), which one thread steps; a slot's thread waits for its own requests.
-
-Verification scores labels ("true", "false"), which is much cheaper than generating: the prompt is read once for all
-labels (`forward`), between two steps of the batch. The shared beginning of prompts is computed once (`prefixes`),
-within a call and from call to call, for texts and for scores.
-
-With vLLM the process has no model of Transformers: the engine reads the weights, and scores labels too.
+"""A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`; and how a library loads
+it. Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's
+engine (`inference/`), which one thread steps. Verification scores labels ("true", "false") instead of generating:
+the prompt is read once for all labels (`forward`), between two steps of the batch. With vLLM the engine reads the
+weights and scores labels.
 
 Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
-
-Load a language model in a library: its weights, its dtype, and its engine.
-
-vLLM reads weights itself, from a folder of safetensors; every other engine computes with a model of Transformers.
 """
 
 from __future__ import annotations
@@ -62,25 +53,23 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
     """Why it is this engine, for people."""
     device: str
     reused_tokens: int
-    """Tokens of prompts that it has not read again."""
+    """Prompt tokens that it has not read again."""
     started_bytes: int
-    """The device memory within which it was started, all included; 0 if none was declared."""
+    """The device memory within which it was started; 0 if none was declared."""
 
     def forget_prefixes(self) -> None:
         """Drop kept prefixes of earlier prompts."""
 
 
 class _EngineMaker:
-    """Makes the engine of a Transformers model. It does not hold the context, so a context that its program drops can
-    end."""
+    """Makes the engine of a Transformers model. It does not hold the context, so a dropped context can end."""
 
     def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
         self.why = ""
-        """Why this engine was chosen; empty before it is made."""
         self._make = make
 
     def make(self) -> InferenceEngine:
-        """The engine. Raises ValueError if the model cannot have the one that is named."""
+        """Return the engine. Raises ValueError if the model cannot have the named one."""
         made, self.why = self._make()
         return made
 
@@ -100,12 +89,12 @@ class CausalLM:
         graphs: bool = False,
     ) -> None:
         self.model = model
-        """The model of Transformers; None if the engine has its own. Weights that are changed after the first text was
-        written do not change what the engine writes."""
+        """The model of Transformers; None if the engine has its own. The engine ignores later changes of its
+        weights."""
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin
-        """How it was loaded, for people: from a snapshot or not, and in what time."""
+        """How it was loaded, for people."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
         self._maker: _EngineMaker | None = None
@@ -135,7 +124,7 @@ class CausalLM:
 
     @property
     def longest(self) -> int:
-        """How many tokens it reads at most, those that it writes included; 0: it does not say."""
+        """Most tokens that it reads, with those that it writes; 0 if unknown."""
         return self._prompts.longest
 
     @property
@@ -157,14 +146,14 @@ class CausalLM:
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
-        """How many calls at once the model serves within so much device memory (0 = not limited), and its own limit."""
+        """Return how many calls at once the model serves within this device memory (0 = not limited)."""
         with self._thread.hold() as engine:
             if device_memory_bytes:
                 self._limit(engine, device_memory_bytes, accepted=True)
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold no more device memory than this from now on, weights included. Raises ValueError if it cannot."""
+        """Hold at most this much device memory from now on, weights included. Raises ValueError if it cannot."""
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
 
@@ -183,7 +172,7 @@ class CausalLM:
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """How full the engine's batch is and was."""
+        """Return how full the engine's batch is and was."""
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
@@ -195,10 +184,8 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure what steps of the engine take, and how well that foretells others; calls of other slots wait.
-
-        `told` is told how far it is. Raises RuntimeError while requests run.
-        """
+        """Measure the engine's step times and their error; calls of other slots wait. Calls `told` with the
+        progress. Raises RuntimeError while requests run."""
         with self._thread.hold() as engine:
             load = engine.load()
             if load.running or load.waiting:
@@ -216,7 +203,7 @@ class CausalLM:
         return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
-        """Device memory that the model and the cache of its batch hold."""
+        """Return the device memory of the model and the cache of its batch."""
         with self._thread.hold() as engine:
             return engine.memory()
 
@@ -238,27 +225,24 @@ class CausalLM:
     # ---- prompts
 
     def chat(self, message: str, *, system: str = "") -> str:
-        """The prompt that asks this message in the model's own chat format (the message itself, if it has none)."""
+        """Return the prompt that asks this message in the model's chat format (the message itself without one)."""
         turns = [{"role": "user", "content": message}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         return self.chat_prompt(turns)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt of a conversation in the model's own chat format: messages with a `role` and a `content`, the
-        oldest first. Without a chat format their contents stand below each other."""
+        """Return the prompt of a conversation in the model's chat format: messages with a `role` and a `content`,
+        the oldest first. Without a chat format the contents are joined by blank lines."""
         return self._prompts.chat_prompt(messages)
 
     def count_tokens(self, text: str) -> int:
-        """The length of a prompt in tokens."""
+        """Return the length of a prompt in tokens."""
         return len(self._prompts.encode([text])[0])
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """The model for the caller alone, without gradients, for readings that are not among these methods.
-
-        Raises StokerError where the engine has the model for itself (vLLM).
-        """
+        """Give the caller the model alone, without gradients, in a `with` block. Raises StokerError with vLLM."""
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner
@@ -293,14 +277,19 @@ class CausalLM:
         stop: Sequence[str] = (),
         prefix: str = "",
     ) -> list[str]:
-        """The continuation of each prompt, special tokens left out.
+        """Return the continuation of each prompt, special tokens left out. A text ends at the model's end token, at
+        one of the `stop` texts (which is left out), or at `max_new_tokens`. Raises ValueError for an empty
+        prompt, and for more tokens than the model reads or its cache holds, before any text is complete.
 
-        Temperature 0 takes the likeliest token each time; else one is drawn from the likeliest that make up `top_p`,
-        seeded by `seed` and the prompt's place in the call (or by its own, if `seed` lists one a prompt). A text ends
-        at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`. `prefix` is
-        put before every prompt. At most `batch_size` prompts of this call are written at a time; 0 leaves that to the
-        engine. Raises ValueError for an empty prompt, and for more tokens than the model reads or than its cache has
-        room for, before any text is complete.
+        Args:
+            prompts: The texts to continue.
+            max_new_tokens: Most tokens of each text.
+            batch_size: Most prompts of this call that are written at a time; 0 leaves it to the engine.
+            temperature: 0 takes the likeliest token each time.
+            top_p: Draw from the likeliest tokens that make up this probability.
+            seed: One seed for the call and the prompt's place in it, or a list with one per prompt.
+            stop: Texts that end a text.
+            prefix: Put before every prompt.
         """
         sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
         return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
@@ -315,10 +304,9 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """The continuation of a prompt, in pieces as they are written; together they are what `generate` returns.
-
-        Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the request.
-        """
+        """Yield the continuation of a prompt in pieces as they are written; together they are what `generate`
+        returns. Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the
+        request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
@@ -337,13 +325,11 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """The continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a place.
-
-        `json_schema`: a JSON schema that the text satisfies, where the engine can (vLLM). `engine_options`: options of
-        the engine by vLLM's names: `ignore_eos` and `stop_token_ids` with every engine; `top_k`, `min_p`,
-        `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises
-        ValueError as `generate` does, and for an option that the engine does not honour.
-        """
+        """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens
+        a place. `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names:
+        `ignore_eos` and `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`,
+        `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as
+        `generate` does, and for an option that the engine does not honour."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -363,11 +349,8 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
-        """What `complete` gives, a token at a time, as it is written; the last token has a `finish_reason`.
-
-        Raises ValueError as `complete` does: when it is called, and for what the engine cannot do before the first
-        token. An iterator that is closed ends the request.
-        """
+        """Yield the tokens of `complete` as they are written; the last has a `finish_reason`. Raises ValueError as
+        `complete` does, when it is called or before the first token. An iterator that is closed ends the request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -379,12 +362,10 @@ class CausalLM:
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
-        """The log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
-
-        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt
-        and computed once; without it, what the prompts have in common is found. `batch_size` prompts are computed at a
-        time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
-        """
+        """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <=
+        0. A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every
+        prompt and computed once; without it, the shared beginning is found. `batch_size` prompts are computed at
+        a time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores wants labels, none of them empty; it got {list(labels)!r}")
@@ -429,9 +410,9 @@ def load_model(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load the model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device. `name`: the cache
-    name of the object at `path`; computed if empty. `graphs`: as in `causal_lm`. Raises Transformers' errors for an
-    unreadable model, ValueError for an engine that does not support the model, and StokerError if vLLM cannot start."""
+    """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
+    `path`; computed if empty. Raises Transformers' errors for an unreadable model, ValueError for an engine that
+    does not support the model, and StokerError if vLLM cannot start."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -454,8 +435,8 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Why vLLM writes, for people; empty if another engine does. Raises StokerError where it is asked for and does not
-    import."""
+    """Return why vLLM writes, for people; empty if another engine does. Raises StokerError if it is asked for and
+    does not import."""
     if engine not in ("auto", "vllm"):
         return ""
     asked = engine == "vllm"

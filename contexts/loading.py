@@ -1,10 +1,9 @@
-"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
-
-An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
+"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub. An
+entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
 import their parts when an attribute is touched.
 
-`huggingface_hub` retries six times a file, half a minute each, when a node has no internet. `HubWatch` reads its log
-while a loader runs. When the hub cannot be reached, the library works from local files, as with `HF_HUB_OFFLINE=1`.
+Without internet, `huggingface_hub` retries six times a file, half a minute each. `HubWatch` reads its log while a
+loader runs, and switches to local files if the hub cannot be reached, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath:
-    """Stands in a recipe's pickled arguments for the path of an object, until a pilot knows where that lies.
-
-    `as_path` says that the loader gave a `pathlib.Path` and wants one back.
-    """
+    """Stands for the path of an object in a recipe's pickled arguments. `as_path`: the loader wants a `Path`."""
 
     __slots__ = ("as_path", "name")
 
@@ -56,8 +52,8 @@ def _object_path(name: str, as_path: bool) -> ObjectPath:
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe: its loader's return value, or None for the bare recipe. `objects` maps each
-    object's cache name to its local path. Raises RecipeError for a missing object, and the loader's own errors."""
+    """Return the context of a recipe: its loader's return value, or None for the bare recipe. `objects` maps cache
+    names to local paths. Raises RecipeError for a missing object, and the loader's own errors."""
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
@@ -72,12 +68,9 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """How many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded context says.
-
-    A context says it by a method `slots(device_memory_bytes)`: what the library may hold of each of its devices, 0 if
-    the recipe does not declare it. Without that method it is 1. It is asked once: a reservation that is resized later
-    does not change the number. Raises RecipeError for an answer that is no whole number from 1 on.
-    """
+    """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded
+    context says. The context's method `slots(device_memory_bytes)` is called once, with 0 if the recipe declares no
+    memory; without the method the answer is 1. Raises RecipeError for an answer that is no whole number from 1 on."""
     if recipe.slots:
         return recipe.slots
     method = getattr(context, "slots", None)
@@ -93,12 +86,11 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """True wherever it runs: a call of this function has its context loaded (`Session.warm`)."""
+    """Return True: a call of this function has its context loaded (`Session.warm`)."""
     return True
 
 
 def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
-    """Return arguments, and containers of them, with local paths for each ObjectPath."""
     if isinstance(value, ObjectPath):
         if value.name not in objects:
             raise RecipeError(
@@ -121,9 +113,8 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports (nested functions too) or refers to as globals, then
-    `module:attribute`. The user's own modules may not exist on a pilot, and those of the standard library load fast, so
-    neither is listed."""
+    """Return top-level modules that a loader imports or refers to as globals, then `module:attribute`. The user's own
+    modules may not exist on a pilot, and standard modules load fast, so neither is listed."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -157,7 +148,7 @@ def _in_stdlib(top: str) -> bool:
 
 
 ANSWER_S = 4
-"""How long the hub may take to answer about a file, where the environment does not say."""
+"""Seconds that the hub may take to answer about a file, where the environment does not say."""
 
 _UNREACHABLE = re.compile(
     r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
@@ -165,14 +156,14 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _AGAIN = "No local file found. Retrying"
-"""Said when the hub gave no answer to the first question about a file; the second one waits for a minute, six times."""
+"""Logged when the hub did not answer the first question about a file; the second one waits for a minute, six times."""
 _CONNECT_S = 2.0
 """Seconds for a connection to the hub: a slow hub accepts it in time, a firewall does not."""
 _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Reads the log of `huggingface_hub`. `unreachable` is the first record that says there is no way to the hub."""
+    """Reads the log of `huggingface_hub`. `unreachable` is the first record that says that the hub is unreachable."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -194,7 +185,7 @@ class HubWatch(logging.Handler):
         self._files.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """If a record says that the hub cannot be reached, nothing more is asked of it."""
+        """Set the hub offline if a record says that it cannot be reached."""
         text = record.getMessage()
         constants = _constants()
         if self.unreachable or constants is None:
@@ -219,7 +210,6 @@ class HubWatch(logging.Handler):
 
 
 def _takes_connections(url: str) -> bool:
-    """True if a URL's host accepts a connection in a short time, or a proxy is in between."""
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
         return True
     try:
@@ -232,7 +222,6 @@ def _takes_connections(url: str) -> bool:
 
 
 def _is_offline_error(error: BaseException) -> bool:
-    """True if an error, or its cause, is the hub's own offline error."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -1,9 +1,8 @@
-"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
-
-A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who knows the
-name verifies the manifest from any sender, and with it every part; a wrong part costs 4 MiB. This is a hash tree of one
-level, as in BitTorrent: an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so the digests of a file
-can be remembered by its `stat`.
+"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified. A manifest
+lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who knows the name
+verifies the manifest from any sender, and with it every part. This is a hash tree of one level, as in BitTorrent:
+an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so digests can be remembered by a file's
+`stat`.
 
 The encoding gives each field its length, so different contents never encode alike:
 
@@ -12,8 +11,8 @@ The encoding gives each field its length, so different contents never encode ali
                                                                         name "folder"
                                                                         name "link" target
 
-*Pieces* are sent, because many small files would be many requests. A piece is a run of whole parts of at most 4 MiB;
-both ends cut a manifest into the same pieces. Standard library alone: the starter of a bare node reads manifests too.
+A *piece* is what is sent: a run of whole parts of at most 4 MiB. Both ends cut a manifest into the same pieces.
+Standard library alone: the starter of a bare node reads manifests too.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from dataclasses import dataclass
 
 PART_BYTES = 4 << 20
 MOST_BYTES = 512 << 20
-"""No manifest is larger: one that is was not made here."""
+"""The largest manifest."""
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""The most parts in a piece: checking one must stay short."""
+"""Most parts in a piece: checking one must stay short."""
 
 
 class EntryKind(enum.Enum):
@@ -42,8 +41,8 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, folder or link. `name` is its path inside the object (empty for a file that is the object itself),
-    `parts` its parts' digests one after another, 32 bytes each, `target` where a link leads."""
+    """One file, folder or link. `name` is its path in the object (empty for the object itself), `parts` the 32-byte
+    digests of its parts, `target` where a link leads."""
 
     name: bytes
     kind: EntryKind
@@ -55,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: a file (one entry without a name) or a folder (what lies below it, sorted by name)."""
+    """A whole object: a file (one entry without a name), or a folder (everything below it, sorted by name)."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -77,11 +76,10 @@ class Slice:
 
 
 Piece = tuple[Slice, ...]
-"""The unit of requests and transfers: see the module's text."""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's bytes. Equal objects have equal bytes."""
+    """Return the manifest's bytes. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
         (entry,) = manifest.entries
         return _frame(*_content(entry))
@@ -91,10 +89,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest of these bytes. Raises ValueError for bytes that `encode` never makes.
-
-    What it gives is safe to lay out on a disk: no name climbs out of the object, and none lies below a link.
-    """
+    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes. The result is safe to
+    write to a disk: no name climbs out of the object, and none is below a link."""
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -111,7 +107,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def name_of(data: bytes, *, suffix: str = "") -> str:
-    """The cache name of the object with this manifest."""
+    """Return the cache name of the object with this manifest."""
     kind = "file" if data[8:12] == b"file" else "folder"
     return f"{kind}-{hashlib.sha256(data).hexdigest()}{suffix}"
 
@@ -122,14 +118,14 @@ def proves(name: str, data: bytes) -> bool:
 
 
 def read_manifest(name: str, data: bytes) -> Manifest:
-    """The manifest of the object of that name. Raises ValueError for bytes that are not."""
+    """Return the manifest of the object of that name. Raises ValueError for other bytes."""
     if not proves(name, data):
         raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
     return decode(data)
 
 
 def slices(manifest: Manifest) -> Iterator[Slice]:
-    """All parts, in order."""
+    """Yield all parts, in order."""
     for place, entry in enumerate(manifest.entries):
         for count in range(len(entry.parts) // _DIGEST_BYTES):
             offset = count * PART_BYTES
@@ -154,7 +150,7 @@ def pieces(manifest: Manifest) -> list[Piece]:
 
 
 def piece_bytes(piece: Piece) -> int:
-    """A piece's length."""
+    """Return a piece's length."""
     return sum(part.size_bytes for part in piece)
 
 

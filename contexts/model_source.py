@@ -1,13 +1,6 @@
-"""Facts about a model before it is loaded: its place, its cache size and the token counts of texts.
-
-A policy that shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request. A login
-node counts tokens with the `tokenizers` library to choose a runtime that is long enough, special tokens included, as
-`EncoderModel.count_tokens` does.
-
-The longest input, pooling and normalization of an encoder, read from the files of its folder.
-
-It imports no GPU library, so a login node can check a recipe.
-"""
+"""Facts about a model before it is loaded: its place, longest input, pooling, cache size, and token counts of texts.
+They are read from the model's files without a GPU library, so a login node can check a recipe. A policy that
+shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request."""
 
 from __future__ import annotations
 
@@ -30,17 +23,16 @@ from stoker.errors import RecipeError
 
 
 class CallableModule(types.ModuleType):
-    """A module with the name of its function. Calling it calls the function: of a module and a function of one name
-    Python puts whichever was imported last into the package."""
+    """A module that is called as the function of its name: Python puts whichever was imported last into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer of the function of its name."""
+        """Call the function of its name."""
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """What to load, and whether it lies here. A checkpoint file stands for the folder that it is in. Raises RecipeError
-    for a path that is no model's."""
+    """Return what to load (a checkpoint's folder for its file), and True if it is local. Raises RecipeError for a
+    path that is no model's."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -66,7 +58,7 @@ def model_source(path: str) -> tuple[str, bool]:
 
 
 def architectures(source: str) -> tuple[str, ...]:
-    """The names of a model folder's classes in Transformers; none where its config.json does not tell them."""
+    """Return the names of a model folder's classes in Transformers; none if its config.json has none."""
     try:
         named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
     except (OSError, ValueError, RecursionError, AttributeError):
@@ -84,14 +76,14 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """The class of a model folder whose model is an encoder for certain, and writes no text; empty for others."""
+    """Return the class of a model folder that is surely an encoder and writes no text; empty for others."""
     names = architectures(source)
     bare = {f"{name}Model" for name in _ENCODERS}
     return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
 
 
 def shown_name(path: str) -> str:
-    """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
+    """Return a short name for people: `SmolLM2-135M` for `models/SmolLM2-135M.Q4_K_M.gguf`."""
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 
@@ -100,7 +92,7 @@ def shown_name(path: str) -> str:
 
 
 _LONGEST_UNDECLARED = 4096
-"""Without declared memory, a library's measured memory counts as room for a text of at most this many tokens."""
+"""Without declared memory, measured memory counts as room for a text of at most this many tokens."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
@@ -125,8 +117,8 @@ def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
 
 
 def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
-    """Return the bytes of one token's keys and values in all layers; 0 if the configuration does not state it. For
-    `auto` the larger of float32 (CPU) and the model's own dtype (GPU), if it may load on both."""
+    """Return the bytes of one token's keys and values in all layers; 0 if unknown. For `auto` the larger of float32
+    (CPU) and the model's own dtype (GPU), if it may load on both."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
     own = dtype
@@ -147,8 +139,8 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these. The tokenizer
-    is read at the first count. `most`: a text that is longer counts as this long (0: it does not)."""
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these. A longer text
+    than `most` counts as this long (0: no limit)."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -157,7 +149,7 @@ class TokenCounter:
         self._tokenizer: Any = None
 
     def __call__(self, given: Any) -> int:
-        """The tokens of what a call is given; 0 for an empty list. Raises RecipeError for what is no text, and for a
+        """Return the tokens of a call's input; 0 for an empty list. Raises RecipeError for other values, and for a
         model whose tokenizer cannot be read."""
         if isinstance(given, list):
             return max(map(self._count, given), default=0)
@@ -178,7 +170,7 @@ class TokenCounter:
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
-    """A `TokenCounter` for the model at `path`, a folder or a name on the hub."""
+    """Return a `TokenCounter` for the model at `path`, a folder or a name on the hub."""
     return TokenCounter(str(path), most=most)
 
 
@@ -224,15 +216,15 @@ _NAMES = {
     "lasttoken": "last",
 }
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""The modules that are supported here."""
+"""The supported modules."""
 
 Read = Callable[[str], str | None]
 """The text of a model's file by its name; None if the model has no such file."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = it does not say). `trouble`: why the
-    model's own pooling cannot be done here; empty if it can."""
+    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's
+    own pooling is not supported; else empty."""
 
     pooling: str = "mean"
     longest: int = 0
@@ -283,7 +275,7 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Tokens of a runtime at the least: the two that most tokenizers put around a text, and one of the text."""
+"""Fewest tokens of a runtime: two that most tokenizers put around a text, and one of the text."""
 _NO_LIMIT = 1_000_000
 """A tokenizer that names a longer text than this has no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
@@ -291,9 +283,8 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the most tokens of a text; 0 = unlimited. `positions`: of the model, 0 = unknown. `padding`: the id of its
-    padding token. `tokenizer`: the tokenizer's longest text. `sentences`: the limit of a sentence-transformers folder,
-    0 = none."""
+    """Return the most tokens of a text; 0 = unlimited. Limits: `positions` of the model, less for the id of its
+    `padding` token in some models, the `tokenizer`'s and a sentence-transformers folder's (0 = none)."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
@@ -301,8 +292,8 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """The most tokens that the model at a path reads, as its files say: an encoder's, or with `writes` a language
-    model's, in a folder or in a checkpoint's folder. 0 if they do not say it, and for a GGUF file or a hub name."""
+    """Return the most tokens that the encoder (with `writes` the language model) at a path reads, by its files. 0 if
+    they do not say it, and for a GGUF file or a hub name."""
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)
     if there.suffix == ".gguf" or not there.exists():
@@ -316,7 +307,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def longest_of_folder(folder: str) -> int:
-    """Return `longest_text` of the model in a folder, as far as its files state it; 0 for a name on the model hub."""
+    """Return `longest_text` of the model in a folder; 0 for a name on the model hub."""
     config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),

@@ -1,11 +1,9 @@
-"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
+"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`). Content is a
+file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links. A link that
+leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`), because loaders look at it.
 
-Content: a file's bytes and whether its owner may execute it; a folder's names, files, folders and links. A link that
-leads out of the folder counts as its target. Times, owners and other mode bits do not count. A file keeps a short
-suffix (`.gguf`), because loaders look at it.
-
-The digests of files' parts are remembered in the state folder by path, size, mtime, ctime and inode; not those of a
-file that changed within the last two seconds, because a second change could leave no trace (as in git).
+Digests of files' parts are remembered by path, size, mtime, ctime and inode, except for a file that changed within
+the last two seconds: a second change could leave no trace (as in git).
 
     <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
 
@@ -47,10 +45,9 @@ _KEPT_BYTES = 1 << 20
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """The object of a file or folder as it is now. `memo` is the file of remembered digests (default: state folder).
-
-    Raises RecipeError for a path that does not exist, can't be read, or holds what is neither file, folder nor link.
-    """
+    """Return the object of a file or folder as it is now. `memo`: the file of remembered digests (default: state
+    folder). Raises RecipeError for a path that does not exist, can't be read, or holds what is neither file, folder
+    nor link."""
     given = Path(path)
     try:
         real = given.resolve(strict=True)
@@ -76,10 +73,8 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """The bytes of an object's manifest: kept, or made from what lies at its source.
-
-    Raises RecipeError if the source can't be read, or no longer is that object.
-    """
+    """Return the bytes of an object's manifest: kept, or made from its source. Raises RecipeError if the source can't
+    be read, or no longer is that object."""
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -110,10 +105,8 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder so that the copy has the same digest: links that lead out are copied as what they lead to.
-
-    `target` must not exist. Raises OSError, and RecipeError for what can't be an object.
-    """
+    """Copy a file or folder so that the copy has the same digest; a link that leads out is copied as its target.
+    `target` must not exist. Raises OSError, and RecipeError for what can't be an object."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -189,7 +182,6 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
 
 
 def _read_parts(path: Path) -> bytes:
-    """Return the digests of a file's parts, one after another."""
     digests: list[bytes] = []
     view = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -261,7 +253,6 @@ class _Memo:
                 db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
 
     def get(self, path: Path, facts: os.stat_result) -> bytes | None:
-        """The digests of a file's parts if `stat` says the same as when it was read."""
         if self._db is None:
             return None
         with suppress(sqlite3.Error):
@@ -299,11 +290,9 @@ _FILE = "index.jsonl"
 
 
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
-    """Let the seed of a session serve these objects from where they lie. `folder` is the session's objects.
-
-    Raises OSError. Saying it twice is fine. Several clients may append at once, so nothing is ever cut off: a line that
-    a full disk or a killed client left unfinished is ended, and publishes nothing.
-    """
+    """Let the session's seed serve these objects from their sources. `folder` is the session's objects. Raises
+    OSError. Several clients may append at once, so nothing is ever cut off: a line that a killed client left
+    unfinished is ended."""
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return
@@ -325,7 +314,7 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the published object of this name, with its place; None without one."""
+        """Return the published object of this name, with its source; None without one."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

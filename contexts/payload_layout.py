@@ -1,9 +1,6 @@
-"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
-
-A payload is a pickle and its out-of-band buffers (`payloads`). `short_payload` reads a pickle with stand-ins for all
-classes and functions, so no code of its author runs. Values of parameters with secret names (`token`, `password`) are
-hidden.
-"""
+"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled. `short_payload` reads a
+pickle with stand-ins for all classes and functions, so no code of its author runs. Values of parameters with
+secret names (`token`, `password`) are hidden."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
-    """A payload with buffers, in pieces: a head with a table, then the pickle and each buffer where the table says."""
+    """Return a payload with buffers, in pieces: a head with a table, then the pickle and each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
     for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
@@ -43,8 +40,8 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 
 
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """The pickle and the buffers of such a payload. A buffer that was writable is a view of `data` if that is writable
-    memory, else a copy. Raises SerializationError for what `laid_out` has not made."""
+    """Return the pickle and the buffers of such a payload. A writable buffer is a view of `data` if that is
+    writable, else a copy. Raises SerializationError for damaged bytes."""
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     view = memoryview(data)
@@ -66,7 +63,7 @@ def _part(part: memoryview, *, writable: bool) -> Buffer:
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:
-    """The pickle within a payload, and how many out-of-band buffers it has. Raises SerializationError."""
+    """Return the pickle within a payload, and its number of out-of-band buffers. Raises SerializationError."""
     if data[:1] == PLAIN:
         return data, 0
     try:
@@ -83,7 +80,7 @@ def body_of(data: bytes) -> tuple[bytes, int]:
 
 
 LONGEST = 80
-"""Characters of a short form, at most."""
+"""Most characters of a short form."""
 _LONGEST_VALUE = 32
 _WIDTH = 2
 _DEPTH = 2
@@ -100,11 +97,11 @@ def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Se
 
 
 _OF_MONITORING = "_parsl_monitoring_"
-"""How the names of arguments begin that Parsl's monitoring adds to a call."""
+"""Prefix of the arguments that Parsl's monitoring adds to a call."""
 
 
 def short_payload(payload: bytes) -> str:
-    """The short form of a call's pickled `(args, kwargs)`; empty where it cannot be read."""
+    """Return the short form of a call's pickled `(args, kwargs)`; empty if it cannot be read."""
     try:
         args, kwargs = _read(payload)
         shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}
@@ -191,16 +188,12 @@ class _StandIn:
 
 
 class _Reader(pickle.Unpickler):
-    """Builds plain values, and stand-ins for all others."""
-
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in."""
         home, shown = module.partition(".")[0], str(name).rpartition(".")[2]
         text = _KNOWN.get(shown) or (f"{home} object" if shown.startswith("_") else f"{home}.{shown}")
         return type("_StandIn", (_StandIn,), {"stands_for": text})
 
     def persistent_load(self, _id: Any) -> Any:
-        """Return a stand-in."""
         return _StandIn()
 
 

@@ -1,23 +1,13 @@
 """Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
+The first byte tells the forms apart:
 
-Two forms, told apart by their first byte:
+    0x80    a plain pickle: small values of builtin types, in about a microsecond
+    B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
+    M       a function or loader with its modules: version, length of the table, the pickled table, gap to 64 bytes, value
 
-- `0x80`: a plain pickle. Small values of builtin types take this path, in about a microsecond.
-- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes. A large array is copied once
-  on its way out, and not at all on its way in from writable memory.
-
-cloudpickle handles what plain pickle cannot. Functions, classes and modules of the user's own go by value: a pilot
-cannot import a file that lies beside the user's script.
-
-A class that travels by value takes its attributes along. A library sets them, so it sees `Config.lr = 2` of the
-program. The program does not (`keep_classes`): a result must not set `Config.lr` back. There a class that exists keeps
-its attributes, and a new class counts as found once its attributes are set, because threads share it.
-
-The bytes of a function or a loader: a table of the modules that it imports, then the value.
-
-    M, version, length of the table | the pickled table of modules | gap to 64 bytes | the value, as payloads.dumps
-
-Without such modules it is the value alone. The table comes first, because the value is rebuilt with its modules.
+A class that travels by value takes its attributes along: a library sets them and sees `Config.lr = 2` of the
+program. The program keeps its own (`keep_classes`): a result must not set `Config.lr` back. There a new class
+counts as found once its attributes are set, because threads share it.
 """
 
 from __future__ import annotations
@@ -54,7 +44,7 @@ from stoker.errors import RemoteCallError, SerializationError
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-"""The classes that were made here, and whose attributes are not set yet."""
+"""Classes that were made here, and whose attributes are not set yet."""
 _filling = threading.RLock()
 """Held while attributes are set, never while a value is rebuilt."""
 
@@ -73,7 +63,6 @@ class _ClassUnpickler(pickle.Unpickler):
 
 
 def _class(*parts: Any) -> Any:
-    """Return a class without its attributes. `parts` are cloudpickle's: the last but one is the id of the class."""
     return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
 
 
@@ -82,7 +71,6 @@ def _enumeration(*parts: Any) -> Any:
 
 
 def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
-    """Return the class with this id, or a new one. Only a new one calls `__init_subclass__` of its bases."""
     if identity is None:
         found = None
     else:
@@ -127,13 +115,12 @@ _WIDTH = 64
 
 
 def plain_bytes(value: Any) -> bytes | None:
-    """The bytes of a small value of builtin types, which needs no more than plain pickle; None for any other."""
+    """Return the bytes of a small value of builtin types, for which plain pickle suffices; None for any other."""
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be
-    pickled."""
+    """Return the bytes of a value. Raises SerializationError, naming `what` and the part that can't be pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     parts = dump_parts(value, what=what)
@@ -147,11 +134,9 @@ def dump_parts(
     modules: set[str] | None = None,
     by_name: frozenset[str] = NONE,
 ) -> list[Buffer]:
-    """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`.
-
-    To `modules` the names of modules are added that the value needs where it goes: functions in it import them when
-    they run, or something in it goes by its name. Classes of the modules `by_name` go by name: these modules are there.
-    """
+    """Return the same bytes in pieces, for writing to a file without joining them. Errors as in `dumps`. Names of
+    modules that the value needs are added to `modules`: functions in it import them, or something goes by its
+    name. Classes of the modules `by_name` go by name."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -163,13 +148,10 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """The value of `dumps`' bytes.
-
-    Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. With
-    `keep_classes` the classes of this process keep their attributes: results, exceptions and
-    checkpoints want it. Raises SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a
-    module that is not installed here) comes as it is.
-    """
+    """Return the value of `dumps`' bytes. Arrays that were writable are writable: views if `data` is writable
+    memory, else copies. With `keep_classes` the classes of this process keep their attributes, for results,
+    exceptions and checkpoints. Raises SerializationError for bytes that `dumps` has not made, and the errors of
+    unpickling."""
     rebuild = loads_keeping_classes if keep_classes else pickle.loads
     if data[:1] == PLAIN:
         return rebuild(data)
@@ -178,8 +160,8 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. Python runs handlers in the main
-    thread only; a KeyboardInterrupt in another thread comes from user code."""
+    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. Python runs handlers in the
+    main thread only; a KeyboardInterrupt in another thread comes from user code."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -189,14 +171,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None)
 
 
 def _plain(value: Any, depth: int) -> bool:
-    """True if plain pickle gives the same as cloudpickle; faster than making a Pickler."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -291,8 +271,8 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception, with its traceback as text. Never raises: parts that can't be pickled are left
-    out."""
+    """Return the bytes of an exception, with its traceback as text. Never raises: parts that can't be pickled are
+    left out."""
     kind = type(error)
     try:
         message = str(error)
@@ -306,9 +286,9 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback. An exception that could not be
-    pickled there, or cannot be rebuilt or shown here, becomes RemoteCallError (`kind`, `traceback`): Parsl and
-    `traceback` need the `repr` of every exception."""
+    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback. One that cannot be pickled,
+    rebuilt or shown becomes RemoteCallError (`kind`, `traceback`): Parsl and `traceback` need the `repr` of every
+    exception."""
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"
@@ -329,8 +309,6 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """Make the exception again by its class if that restores its message. With tblib installed, exceptions are
-    unpickled without their `__init__`, where UnicodeDecodeError keeps its message."""
     try:
         if str(error) == message:
             return error
@@ -386,7 +364,6 @@ def _rebuild_exception(parts: Any) -> Any:
 
 
 def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception of this class with these `args`, also if its `__init__` takes others."""
     try:
         error: BaseException = kind(*args)
     except Exception:
@@ -404,9 +381,8 @@ _NONE: frozenset[str] = frozenset()
 
 
 def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: frozenset[str] = _NONE) -> bytes:
-    """Return the bytes of a value with functions of the user's own in it. Classes of modules that travel with it go by
-    name; so do classes of the modules `by_name`, which are there already. The modules `also` travel with it too. Raises
-    SerializationError, naming `what`."""
+    """Return the bytes of a value with the user's functions in it, with the modules that they import and the modules
+    `also`. Classes of these modules and of `by_name` go by name. Raises SerializationError, naming `what`."""
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
@@ -417,12 +393,9 @@ def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: 
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set[str] | None = None) -> bytes:
-    """The bytes of a call's arguments, with the modules that methods and functions among them import when they run.
-
-    The modules `by_name` have travelled with the function or with its context. This function adds
-    to `brought` the names of the modules that it packs; the caller has the function bring them from then on. Raises
-    SerializationError.
-    """
+    """Return the bytes of a call's arguments, with the modules that functions among them import. The modules
+    `by_name` have travelled with the function or its context. Names of the packed modules are added to `brought`;
+    the caller has the function bring them from then on. Raises SerializationError."""
     plain = plain_bytes(value)
     if plain is not None:
         return plain
@@ -462,10 +435,8 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
 
 
 def versions_carried(data: Buffer | str) -> Mapping[str, str]:
-    """The versions of the modules that travel in these bytes, or in the file of this path, by name.
-
-    It rebuilds no value. Empty where the bytes or the file are damaged: that comes out when the value is rebuilt.
-    """
+    """Return the versions of modules in these bytes, or in the file of this path, by name, without rebuilding the
+    value. Empty for damaged bytes."""
     try:
         head = _head_of_file(data) if isinstance(data, str) else data
         if head[:1] != b"M":
@@ -482,7 +453,6 @@ def _table(data: Buffer) -> Table:
 
 
 def _head_of_file(path: str) -> bytes:
-    """Return the first bytes of a file, with the table if it has one."""
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
         if head[:1] != b"M":
@@ -493,7 +463,7 @@ def _head_of_file(path: str) -> bytes:
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
     """Return the value of `dumps_code`'s bytes, and its modules over those of `under`; they are entered. Raises
-    SerializationError for other bytes, and whatever unpickling raises."""
+    SerializationError for other bytes, and the errors of unpickling."""
     if data[:1] != b"M":
         under.enter()
         return loads(data), under

@@ -1,16 +1,7 @@
-"""A file of measurements in SQLite, and the history of sources of pilots that is kept in one.
-
-Measurements are never needed: a damaged file is moved aside with a warning, and where no file can be made nothing is
-remembered. Several processes and threads may use one file.
-
-`stoker plan` forecasts with the history: how long blocks waited, how long pilots stayed and how they ended, and how
-many ran over time. Only the last rows of each source are kept.
-
-Measured costs of contexts, calls and engine steps, by recipe and device kind.
-
-One file in the user's state folder, shared by all sessions (`measurements`). A quantity is kept as count, mean and sum
-of squared deviations (Welford), a table of steps as a row per cell: writers only need to take turns.
-"""
+"""Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots. One
+SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford), a
+table of steps as a row per cell. Measurements are never needed: a damaged file is moved aside with a warning, and
+without a file nothing is remembered. `stoker plan` forecasts with the history of sources."""
 
 from __future__ import annotations
 
@@ -39,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One file. `schema` makes its tables where they are not, `shape` is a query that fails where they are others. No
-    method raises for want of a disk."""
+    """One SQLite file, for several processes and threads. `schema` makes its tables, `shape` is a query that fails if
+    they are others. No method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
         self.path = Path(path)
@@ -50,7 +41,7 @@ class Measurements:
         self._db = self._open()
 
     def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> None:
-        """Carry out statements, each for all of its rows: together or not at all."""
+        """Run statements, each for all of its rows, in one transaction."""
         with self._lock:
             if self._db is None:
                 return
@@ -102,7 +93,6 @@ class Measurements:
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        """Handle a file that failed while it was open. The lock is held."""
         damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
         if self._db is not None and damaged:
             with closing(self._db):
@@ -173,8 +163,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """The seconds of a pilot's stay. `ended`: the value of a `stoker.protocol.blocks.PilotEnd`; `why`: the value of the
-    `LossReason`, empty if the pilot was not lost, or was recorded before reasons existed."""
+    """The seconds of a pilot's stay. `ended` is the value of a `PilotEnd`, `why` that of the `LossReason` or empty."""
 
     stay_s: float
     ended: str
@@ -182,7 +171,6 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 def _stay(stay_s: float, ended: str) -> Stay:
-    """Return a stay from `ended` as `record_stay` wrote it: `lost: preempted`."""
     how, _, why = ended.partition(": ")
     return Stay(stay_s, how, why)
 
@@ -217,16 +205,16 @@ class AvailabilityStore:
         self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
 
     def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
-        """A block's first pilot has come."""
+        """Record that a block's first pilot has come."""
         of = msgspec.structs.astuple(devices)
         self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
 
     def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
-        """A pilot is here no longer; `why` it was lost, if it was."""
+        """Record that a pilot has left, and `why` if it was lost."""
         self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_count(self, source: str, *, session: str, pilots: int) -> None:
-        """Record that a session has this number of the source's pilots now."""
+        """Record how many of the source's pilots a session has now."""
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:
@@ -287,7 +275,7 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Behind a stage's name: the row holds how far its table is off."""
+"""Suffix of a stage's name: the row holds the error of its table."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -350,11 +338,10 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device. 0 = never measured; seconds and bytes. Memory is the maximum, times
-    are means with their standard deviations. `run_s` is a call's time over all functions, `functions` by function (key
-    or name); its counts are records, each the mean of some calls, and `calls` has the calls of each function. `paces`:
-    seconds per unit of a call's work, by the size of its gang. `slots`: the mean number of concurrent calls of its
-    libraries."""
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
+    are means with standard deviations. `run_s` is a call's time over all functions, `functions` by function (key or
+    name); its counts are records, and `calls` has the calls of each function. `paces`: seconds per unit of work by
+    gang size. `slots`: the mean number of concurrent calls."""
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -398,7 +385,7 @@ class PerformanceStore:
         device_bytes: int = 0,
         slots: int = 0,
     ) -> None:
-        """One load of a recipe on a device of this kind. What is 0, the load itself apart, was not measured."""
+        """Record one load of a recipe on a device of this kind. A 0 other than `load_s` was not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
         known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
@@ -414,8 +401,8 @@ class PerformanceStore:
         calls: int = 1,
         items: float = 1.0,
     ) -> None:
-        """Calls of a function (its key or name) on a recipe's context, in seconds. `calls`: of how many of them each
-        time is the mean; `items`: how many were packed into each."""
+        """Record calls of a function (its key or name), in seconds. Each time is the mean of `calls` calls; `items`
+        were packed into each."""
         more = [("calls", float(calls))] if calls > 1 else []
         more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
@@ -518,7 +505,6 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
 
 
 def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
-    """Return the calls in records beyond the one that each has."""
     return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
@@ -529,7 +515,7 @@ def _measured(numbers: tuple[int, float, float, float]) -> Measured:
 
 
 def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    """Merge the counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
+    """Merge counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
     count, mean, spread, most = 0, 0.0, 0.0, 0.0
     for n, m, s, top in groups:
         total = count + n

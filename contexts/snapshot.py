@@ -1,15 +1,9 @@
-"""Load a model of Transformers, and keep a converted copy so that the next load takes a second.
-
-A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
-result as `save_pretrained` writes it: one safetensors file in the computed dtype, which libraries of one machine map
-into memory and share.
-
-A lock file lets one process convert while others wait. The snapshot is written into a draft folder and renamed; the
-draft of a crash is removed by the next conversion. A snapshot that fails to load is moved aside and made again. A full
-disk costs the snapshot, never the load.
-
-Its name holds the digest of the source and the dtype. This name is its *form*, under which other pilots are offered it.
-"""
+"""Load a model of Transformers, and keep a converted copy so that the next load takes a second. A GGUF file loads
+slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the result as
+`save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others wait; the
+draft folder is renamed at the end. A snapshot that fails to load is moved aside and made again; a full disk costs
+the snapshot, never the load. Its name, the *form* under which other pilots get it, holds the digest of the source
+and the dtype."""
 
 from __future__ import annotations
 
@@ -34,7 +28,7 @@ from stoker.units import show_seconds
 log = logging.getLogger(__name__)
 
 _FORMATS = {"file": 2, "folder": 1}
-"""By what a snapshot was made from. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
+"""By the kind of source. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -49,16 +43,16 @@ class LoadedParts(NamedTuple):
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
     """Load the model at `path` and its tokenizer, through a snapshot where that is faster. Return them and their
-    origin, for people."""
+    origin."""
     if snapshot and _worth_it(path):
         return _through_snapshot(path, dtype=dtype, device=device, name=name)
     return _read(path, dtype=dtype, device=device), "as it is"
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return the folder of safetensors of the model at `path` on this disk, and its origin: for engines that read
-    weights themselves. Another format is converted and kept as a snapshot. Raises OSError if that cannot be written,
-    and Transformers' errors for an unreadable model."""
+    """Return the folder of safetensors of the model at `path`, and its origin: for engines that read weights
+    themselves. Another format is converted into a snapshot. Raises OSError, and Transformers' errors for an
+    unreadable model."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _worth_it(path):
@@ -81,8 +75,7 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
 
 
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
-    """Save the result of `load` as a snapshot at `place`, unless that exists. True if this process made it. Raises
-    OSError if it cannot be written; `place` is then unchanged."""
+    """Save the result of `load` as a snapshot at `place`, as `make_folder` does."""
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
@@ -92,9 +85,9 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
-    `source`: the original, for people. `made_s`: the seconds that it took, if it was made before. Raises OSError if it
-    cannot be written, and the errors of `write`; `place` is then unchanged."""
+    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made
+    it. `source`: the original, for people. `made_s`: the seconds, if it was made before. Raises OSError and the
+    errors of `write`; `place` is then unchanged."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if snapshot_facts(place):
         return False
@@ -217,8 +210,8 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Set the first, last and padding tokens of a GGUF file from its configuration. Transformers 5.17 gives SmolLM2's
-    tokenizer the token that begins a message as the one that ends it."""
+    """Set the first, last and padding tokens of a GGUF file from its configuration: Transformers 5.17 gives
+    SmolLM2's tokenizer the token that begins a message as the one that ends it."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

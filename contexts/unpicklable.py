@@ -38,8 +38,8 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """What a future is: of this program (`concurrent.futures`, Parsl) or of asyncio; empty for anything else. Neither
-    library is imported for it."""
+    """Return the kind of a future: of this program (`concurrent.futures`, Parsl) or of asyncio; else empty. Imports
+    neither."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
@@ -48,7 +48,6 @@ def future_kind(value: Any) -> str:
 
 
 def _of_future(path: str, kind: str, *, what: str) -> str:
-    """Return the sentence for a future."""
     value = "its .result()" if kind == "a future" else "what it gives when it is awaited"
     if what in ("result", "checkpoint"):
         place = f"holds {kind} at {path}" if path else f"is {kind}"
@@ -149,7 +148,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return an object's own attributes, slots included."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())

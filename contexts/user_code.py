@@ -1,9 +1,7 @@
-"""Tell the user's own code from installed code.
-
-Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
-installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The user's
-own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
-"""
+"""Tell the user's own code from installed code. Installed code (standard library, site-packages, `pip install
+--target` in a folder of the search path, editable installs, Stoker) is the same in the whole environment: it
+travels by name, and a digest names its version. The user's own modules may not be importable on a pilot: they
+travel by value, and a digest covers their content."""
 
 from __future__ import annotations
 
@@ -111,7 +109,6 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
-    """Find a module of a package with these folders."""
     try:
         return PathFinder.find_spec(name, places)
     except KeyError:  # a folder without `__init__.py`, in a package that is not imported
@@ -144,8 +141,7 @@ def _is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a top-level package, or the file of a top-level module, imported or not; None if not
-    found."""
+    """Return the folder of a top-level package, or the file of a module, imported or not; None if not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -204,8 +200,8 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Return folders of the search path outside the environment into which pip has put packages (`pip install
-    --target`), with the recorded files and their folders."""
+    """Return folders of the search path into which pip has put packages (`pip install --target`), with the recorded
+    files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)

@@ -1,24 +1,15 @@
-"""The user's own modules that functions import when they run, read without importing them.
+"""The user's own modules that functions import: read in the program, imported in the library from what travelled.
+The sources travel with a function, with those of the modules that they import. A module's `version` is the digest
+of its code, its packages' and its imports'. Two programs with the same sources share one module, unless it asks
+for `__file__`. Packages that are installed as a link (`pip install -e`) travel by name with a stamp: a library
+that imported one at another stamp imports it again.
 
-The sources of these modules travel with a function (`carried_modules` imports them), with those that they import. A
-module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. Comments
-do not count, and two programs with the same sources share one module, unless it asks for `__file__`.
-
-Packages that were installed as a link (`pip install -e`) travel by name. A library may outlive an edit, so a function
-brings their stamps along: a library that has imported a package at another stamp imports it again. A recipe's key
-covers the stamps of its loader's packages.
-
-Modules that travelled with a function: imported from what travelled, in the library that runs the function.
-
-An import statement finds them before the search path is looked at. A process has one version of a module at a time. If
-a call brings another version than an earlier call, `before_replacing` is called, which may end the library: a module
-may have registered something in the process, which it cannot do twice. Otherwise the module is imported again, and
-functions that were unpickled before are unpickled again (`count_replaced`).
-
-Where one call runs at a time, a function finds the modules that it brought and no others (`_hide_others`).
-
-The modules of a context's loader stay as long as the library lives. A function may bring another version of one: this
-version counts while such functions run, and then the context's module returns, as the same object.
+In a library, an import statement finds travelled modules before the search path. A process has one version of a
+module at a time. If a call brings another version than an earlier call, `before_replacing` is called, which may
+end the library; otherwise the module is imported again, and functions are unpickled again (`count_replaced`).
+Where one call runs at a time, a function finds only the modules that it brought. The modules of a context's
+loader stay; a function's other version of one counts while such functions run, and then the context's module
+returns, as the same object.
 """
 
 from __future__ import annotations
@@ -69,7 +60,7 @@ class _Read(NamedTuple):
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
     """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c.
-    `package` is the package of the code, for relative imports."""
+    `package`: of the code, for relative imports."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -93,8 +84,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, and all that these import of the user's own. `digest` makes the
-    digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES."""
+    """Return the user's own modules among these names, with those that these import. `digest` makes the digest of a
+    code object. Empty, with a warning, if the sources are more than MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -189,7 +180,6 @@ def package_around(function: types.FunctionType) -> str:
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Yield a dotted name and its packages."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -205,8 +195,7 @@ _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """Return a digest of the names, sizes and times of change of all source files of the linked package that holds the
-    module `name`; empty for every other module."""
+    """Return a digest of names, sizes and times of all source files of the linked package of `name`; else empty."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -253,8 +242,7 @@ def _source_files(place: str) -> list[str]:
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the `stamps` of linked packages (`user_modules`) it was made with;
-    `enter()` before it runs."""
+    """The modules of one function or loader, and the `stamps` of its linked packages; `enter()` before it runs."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -265,8 +253,8 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules, and those of the context that these do not replace. A module that
-        this process has imported from elsewhere, or in another version, is dropped."""
+        """Have import statements find these modules, and those of the context that these do not replace. Another
+        version that this process has imported is dropped."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
@@ -336,20 +324,18 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before a module is replaced by another version. Not for a module of the context: a fresh library would have
-the same one."""
+"""Called before a module that is not the context's is replaced by another version."""
 _imported_at: dict[str, str] = {}
 """The stamps of linked packages when this process imported them, as far as known."""
 
 
 def count_replaced() -> int:
-    """Return how often modules were replaced by other versions: functions that were unpickled before may hold the
-    old ones."""
+    """Return how often modules were replaced: functions that were unpickled before may hold the old ones."""
     return _finder.count_replaced
 
 
 def versions_of_context() -> Mapping[str, str]:
-    """The versions of the modules that the context's loader brought, by name."""
+    """Return the versions of the modules that the context's loader brought, by name."""
     return {name: carried.version for name, carried in _finder.context.found.items()}
 
 
@@ -359,9 +345,8 @@ def has_travelled(name: str) -> bool:
 
 
 def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
-    """Hide the modules that other functions brought, so that a function whose program lacks a module does not import
-    the module of another program. They return as the same objects with the functions that brought them. Only where one
-    call runs at a time: a running call may still import its own modules."""
+    """Hide the modules that other functions brought; they return as the same objects. Only where one call runs at a
+    time: a running call may still import its own modules."""
     others = [name for name in _finder.known if name not in wanted]
     packages = {name.partition(".")[0] for name in others}
     imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
@@ -396,7 +381,6 @@ class _Carried(importlib.abc.ExecutionLoader):
         self._is_package = is_package
 
     def spec(self, name: str) -> ModuleSpec:
-        """Return the import specification of `name`."""
         places = None
         if self._is_package:
             is_folder = not self.path.endswith(".py")
@@ -406,7 +390,6 @@ class _Carried(importlib.abc.ExecutionLoader):
         )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code."""
         self.is_imported = True
         super().exec_module(module)
 
@@ -440,9 +423,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.put_away: dict[str, dict[str, Any]] = {}
         """Modules of the context that functions have replaced, with all modules below them, by name."""
         self.hidden: dict[tuple[str, str], _Carried] = {}
-        """Modules that came with other functions than the one that runs, by name and version."""
+        """Modules of other functions than the one that runs, by name and version."""
         self.hidden_modules: dict[tuple[str, str], dict[str, Any]] = {}
-        """What they had in `sys.modules`, with all modules below them."""
+        """Their entries in `sys.modules`, with all modules below them."""
         self.count_changes = 0
         self.count_replaced = 0
 
@@ -451,7 +434,6 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
-        """Forget all (tests)."""
         for name in [name for name in self.known if has_travelled(name)]:
             _forget_package(name)
         self.known.clear()

@@ -1,7 +1,6 @@
-"""The interface of an inference engine, and the text that a request has written.
-
-An engine holds one model on its devices and writes tokens for many requests at once. Requests join and leave between
-steps. One thread drives it (`engine_thread`), so no engine needs locks:
+"""The interface of an inference engine, the text that a request has written, and an engine's turns on shared
+devices. An engine holds one model on its devices and writes tokens for many requests at once. One thread drives
+it (`engine_thread`), so no engine needs locks:
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -9,16 +8,13 @@ steps. One thread drives it (`engine_thread`), so no engine needs locks:
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
-  seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places.
-- `abort` frees the request's memory before the next step, in which the request has no part.
-- `memory().held_bytes` never exceeds the budget that `resize` has set.
-- A request gets the same tokens after `sleep` and `wake` as before.
+- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with
+a seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places. - `abort`
+frees the request's memory before the next step, in which the request has no part. - `memory().held_bytes` never
+exceeds the budget that `resize` has set. - A request gets the same tokens after `sleep` and `wake` as before.
 
-The interface by which an engine asks for its turn on devices that it shares with other libraries.
-
-A library process offers turns (`stoker.pilot.library.library_turns`) before its context loads. Without an offer an
-engine computes at any time.
+A library process offers turns (`stoker.pilot.library.library_turns`) before its context loads; without an offer
+an engine computes at any time.
 """
 
 from __future__ import annotations
@@ -66,9 +62,7 @@ class Finish(enum.Enum):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen: as in `CausalLM.generate`. `logprobs`: log-likelihoods of the chosen token and of this
-    number of the likeliest tokens (0 = none). `json_schema`: the text's JSON schema, if the engine supports one.
-    `engine_options`: options beyond these by vLLM's names, with their values."""
+    """How tokens are chosen, as in `CausalLM.generate` and `CausalLM.complete`."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -86,15 +80,15 @@ class Sampling(msgspec.Struct, frozen=True):
                 raise OptionNotHonoured(option)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """The tokens that end this text, where `ends` are those of the model."""
+        """Return the tokens that end this text, where `ends` are those of the model."""
         options = dict(self.engine_options)
         return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids (one or more), and how to continue it. `due_at` (time.monotonic): when its first token is
-    due; `tpot_s`: seconds for each further one; infinity and 0 without deadlines. `pieces`: emit the text as it is
-    written; else only the last `NewToken.text` has text, all of it."""
+    """A prompt as token ids (one or more), and how to continue it. Its first token is due at `due_at`
+    (time.monotonic), each further one `tpot_s` later; infinity and 0 without deadlines. `pieces`: emit the text
+    as it is written; else only the last `NewToken` has text."""
 
     id: int
     prompt: tuple[int, ...]
@@ -112,9 +106,8 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step. `text` is its addition to the request's text: empty while characters are incomplete, or while
-    the text may become a stop text. With `finish` the request has ended; with an `error` as well, this request alone
-    has failed."""
+    """A token of a step. `text` is its addition to the request's text: empty while characters are incomplete, or
+    while the text may become a stop text. With `finish` the request has ended; with an `error` it has failed."""
 
     request: int
     token: int
@@ -134,10 +127,8 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is, and was: requests that run and that wait now; steps and tokens since the beginning,
-    seconds
-    in those steps, the most requests that ran at once, and `row_steps`: the sum over all decode steps of the requests
-    in them. `row_steps / decode_steps` is the mean batch."""
+    """How full the batch is and was: requests that run and wait now, and totals since the beginning. `row_steps` is
+    the sum of requests over all decode steps."""
 
     running: int = 0
     waiting: int = 0
@@ -150,16 +141,16 @@ class EngineLoad(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     evictions: int = 0
     rows: int = 0
-    """How many requests may run at once; 0 where an engine does not say."""
+    """Requests that may run at once; 0 if unknown."""
 
     @property
     def mean_rows(self) -> float:
-        """Requests of a decode step in the mean."""
+        """Mean number of requests in a decode step."""
         return self.row_steps / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that were written a second of work."""
+        """Tokens written per second of work."""
         return self.new_tokens / self.busy_s if self.busy_s else 0.0
 
 
@@ -172,19 +163,19 @@ class InferenceEngine(Protocol):
     """The options of requests beyond the common ones that it honours."""
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins the batch when there is room. Raises ValueError if it never can."""
+        """Add a request, which joins the batch when there is room. Raises ValueError if it never can."""
 
     def step(self) -> list[NewToken]:
-        """Compute one step; returns the tokens that it has written. Without requests it does nothing."""
+        """Compute one step; return its tokens. Without requests it does nothing."""
 
     def abort(self, request: int) -> None:
-        """The request leaves. No-op if it has ended."""
+        """Remove the request. No-op if it has ended."""
 
     def slots(self) -> int:
-        """How many requests it serves at once within its budget."""
+        """Return how many requests it serves at once within its budget."""
 
     def load(self) -> EngineLoad:
-        """How full the batch is."""
+        """Return how full the batch is."""
 
     def memory(self) -> EngineMemory:
         """Return the held memory of the device."""
@@ -193,14 +184,14 @@ class InferenceEngine(Protocol):
         """Change the budget of the key-value cache. Raises ValueError if no request could run with it."""
 
     def sleep(self) -> None:
-        """Free the device's memory as far as the engine can; requests are refused until `wake`. Raises RuntimeError
-        while requests run."""
+        """Free the device's memory as far as it can; requests are refused until `wake`. Raises RuntimeError while
+        requests run."""
 
     def wake(self) -> None:
         """Be as before `sleep`."""
 
     def stop(self) -> None:
-        """End: nothing is asked of it any more."""
+        """End; no other method is called afterwards."""
 
 
 # ---- written
@@ -211,7 +202,7 @@ Decode = Callable[[list[int]], str]
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises ValueError for an option that no engine can follow."""
+    """Raise ValueError for an option that no engine can follow."""
     if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
@@ -226,7 +217,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 class ModelTexts:
-    """What a model's texts are made of: how tokens become text, which tokens end one, how many it reads at most."""
+    """How a model's tokens become text, which tokens end one, and how many tokens it reads at most."""
 
     def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
         self.decode = decode
@@ -234,7 +225,7 @@ class ModelTexts:
         self.longest = longest
 
     def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
-        """Raises ValueError for a request that an engine cannot take. `options`: those that the engine honours."""
+        """Raise ValueError for a request that an engine with these `options` cannot take."""
         sampling = request.sampling
         check_sampling(sampling)
         sampling.check_honoured(options)
@@ -246,7 +237,7 @@ class ModelTexts:
             )
 
     def begin(self, request: GenerationRequest) -> Written:
-        """The text of a request that has written nothing yet."""
+        """Return the text of a request that has written nothing yet."""
         sampling = request.sampling
         return Written(
             decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,
@@ -255,11 +246,9 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. Without `pieces` and stop texts it is decoded once, when the request ends.
-
-    Tokens are no letters: one character may take several. A piece is therefore what the last few tokens add to the text
-    of those before them, once its characters are complete.
-    """
+    """The text of one request. Without `pieces` and stop texts it is decoded once, at the end. A character may take
+    several tokens, so a piece is what the last few tokens add to the text before them, once its characters are
+    complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -277,7 +266,7 @@ class Written:
         self._shown, self._complete = 0, 0
 
     def add(self, token: int) -> str:
-        """Add a token; returns the new piece of text. `finish` says afterwards whether the text is complete with it."""
+        """Add a token; return the new piece of text. `finish` says afterwards whether the text is complete."""
         if token in self._ends:
             return self._end(Finish.STOP)
         self.tokens.append(token)
@@ -317,12 +306,10 @@ class Written:
             self._shown, self._complete = self._complete, len(self.tokens)
 
     def _stop_at(self, *, everywhere: bool = False) -> int:
-        """Return the place of the first stop text; -1 if none occurs. Text that was already emitted holds none."""
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
     def _held_back(self) -> int:
-        """Return the number of characters at the end that may begin a stop text."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -339,8 +326,7 @@ log = logging.getLogger(__name__)
 
 
 class OpenRequest(Protocol):
-    """A request that an engine has. `made`: tokens that it has written; `first_due_at`: when the first is due, each
-    further one `tpot_s` later (0: nobody waits for those)."""
+    """A request of an engine: tokens `made`, and its deadlines as in `GenerationRequest`."""
 
     made: int
     prompt_tokens: int
@@ -349,12 +335,12 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """The work of an engine at the beginning of a step; others decide by it whether one more request would be in time.
-    `rows` requests write, of the mean length `length` in tokens. `due_at`: when the most urgent token that is not late
-    is due; `tpot_s`: the requests' shortest time per output token (infinity and 0: no deadlines). `late_at`: when the
-    most urgent late token was due (infinity: none). `prompts` are unread: tokens, due time of the first token, and time
-    per output token; the most urgent first. `taken_up`: requests since the start. `peak_tokens`: tokens in the cache if
-    all requests peak at once (SLINFER eq. 2)."""
+    """The work of an engine at the beginning of a step; others decide by it whether one more request would be in
+    time. `rows` requests write, of the mean `length` in tokens. `due_at`: when the most urgent token that is not
+    late is due; `tpot_s`: the shortest time per output token; `late_at`: when the most urgent late token was due.
+    `prompts` are unread: tokens, due time of the first token, and time per output token; the most urgent first.
+    `taken_up`: requests since the start. `peak_tokens`: tokens in the cache if all requests peak at once (SLINFER
+    eq. 2)."""
 
     rows: int = 0
     length: float = 0.0
@@ -367,8 +353,7 @@ class EngineWork(NamedTuple):
 
 
 def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
-    """Return the work of an engine with these requests. `mean_output`: mean tokens written by requests that have
-    ended."""
+    """Return the work of an engine with these requests. `mean_output`: mean tokens written by ended requests."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float]] = []
     for request in requests:
@@ -402,9 +387,9 @@ class EngineTurns(Protocol):
         """True if another library has these devices too. Costs no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn and hold it. `due_at`: when the most urgent token is due, of `time.monotonic`; `step_s`:
-        how long the iteration probably takes, 0 if nobody knows. `work`: what `publish` is given: asked for when the
-        next library has been woken, so that it does not wait for that."""
+        """Wait for a turn and hold it. `due_at`: when the most urgent token is due; `step_s`: the forecast of the
+        iteration, 0 if unknown. `work` is called after the next library was woken, so that it does not wait for
+        that."""
 
     def end(self) -> None:
         """Release the turn: no step is due now."""

@@ -42,13 +42,9 @@ def own_engine(
     graphs: bool = False,
     backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
 ) -> tuple[InferenceEngine, str]:
-    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people.
-
-    `took`: told of each step, where the engine can. `graphs`: the continuous engine captures its decode steps, where
-    the device can (`backend`).
-
-    Raises ValueError if the model cannot have the engine that is named.
-    """
+    """Return the engine `continuous`, `static`, or the one that suits (`auto`), and why, for people. `took` is
+    called after each step. `graphs`: capture decode steps where `backend` can. Raises ValueError if the model
+    does not support the named engine."""
     why = "it was asked for"
     if engine != "static":
         with torch.inference_mode():
@@ -73,7 +69,6 @@ def own_engine(
 def _graphs(
     decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
 ) -> DecodeGraphs | None:
-    """Return captured steps that agree with eager steps; None where they are not supported."""
     found = backend(decoder.device)
     if found is None:
         return None
@@ -84,8 +79,8 @@ def _graphs(
 
 
 def _packs(model: Any) -> torch.dtype | None:
-    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice the
-    host's. A copy larger than the weights leaves as much again for the cache."""
+    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice
+    the host's. A copy larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):

@@ -1,18 +1,16 @@
-"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
+"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU. `batching` decides what
+is computed next; keys and values are in rows, and a lean decoder computes the layers (`decoder`). On a GPU decode
+steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left on the
+device, and then step n is read.
 
-`batching` decides what is computed next; keys and values lie in rows, and a lean decoder computes the layers
-(`decoder`). Shared beginnings of prompts are read once (`prefixes`). On a GPU decode steps may run as captured graphs,
-launched ahead: step n+1 starts with the tokens that step n has left on the device, and then step n is read.
+The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts
+are those before its tokens. The device runs launches, copies and moves of rows in their order, so:
 
-The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts are
-those before its tokens. The device runs launches, copies and moves of rows in their order, so:
-
-- A step is launched ahead only if no waiting request could join and no request outgrows its row. Otherwise the tokens
-  are read first, and the batch decides.
-- A request that has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at
-  once: the device writes to it again only after the unread step.
-- Each kept token has used the next random number of its request.
-- A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
+- A step is launched ahead only if no waiting request could join and no request outgrows its row. Otherwise the
+tokens are read first, and the batch decides. - A request that has ended or was aborted still has a row in the
+unread step. Its token is dropped. Its row is free at once: the device writes to it again only after the unread
+step. - Each kept token has used the next random number of its request. - A resize and an eager step read the
+unread step before they free or move memory. Sleep and stop wait for it.
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step. Launch the next step before, if it does not depend on these tokens. Return the shape of
-        the step, and the token of each request that still runs (-1: no token can be drawn)."""
+        """Read the unread step; launch the next step before, if it does not depend on these tokens. Return the
+        step's shape and the token of each request that still runs (-1: no token can be drawn)."""
         unread = self._unread
         if unread is None:
             return None
@@ -117,7 +115,6 @@ class StepsAhead:
         return self.graphs.shape_of(list(self._store.arrays.values()), [each.draw for each in writing])
 
     def _input(self, id: int, *, behind: int) -> RowInput:
-        """A request's row in the next step; `behind`: tokens of it that the host has not read."""
         writing = self._writing[id]
         return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
 
@@ -136,8 +133,6 @@ TookStep = Callable[[Step, int, float], None]
 
 
 class _Writing:
-    """A request: all its tokens and its text."""
-
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
         self.written = written
@@ -181,7 +176,7 @@ class ContinuousEngine:
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins the batch when there is room (`InferenceEngine.add`)."""
+        """Add a request (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -193,7 +188,7 @@ class ContinuousEngine:
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
-        """The request leaves, and its row is free."""
+        """Remove the request and free its row."""
         self._batch.abort(request)
         with torch.inference_mode():
             self._store.free(request)
@@ -206,13 +201,13 @@ class ContinuousEngine:
             return self._step()
 
     def slots(self) -> int:
-        """Requests that run at once, if their rows have a usual length."""
+        """Return how many requests run at once, if their rows have a usual length."""
         limits = self._batch.limits
         usual = limits.cache_tokens // _USUAL_ROW_TOKENS
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """How full the batch is. A request whose last token no step has returned yet counts as running."""
+        """Return how full the batch is. A request whose last token no step has returned yet counts as running."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
@@ -275,7 +270,7 @@ class ContinuousEngine:
         self._asleep = False
 
     def stop(self) -> None:
-        """Give the cache back."""
+        """Free the cache."""
         self._writing.clear()
         if self._ahead is not None:
             self._ahead.drop()
@@ -291,7 +286,6 @@ class ContinuousEngine:
         return tokens if self._ahead.launched else tokens + self._next_step()
 
     def _next_step(self) -> list[NewToken]:
-        """The step that the batch says. The tokens of a step that is launched as a graph are read by the next one."""
         step = self._batch.next()
         if step is None:
             return []
@@ -308,8 +302,6 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Read the step's tokens. Returns the step as it was computed, since what a kept prefix holds is copied and not
-        read, and the mean length of a decode step's rows."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
@@ -337,7 +329,6 @@ class ContinuousEngine:
         return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
 
     def _read_part(self, id: int, most: int) -> ReadPart:
-        """The next tokens of a prompt; a kept prefix of it is copied first."""
         state = self._batch.running[id]
         array, row = self._store.row(id)
         if not state.read:
@@ -345,7 +336,6 @@ class ContinuousEngine:
         return ReadPart(id, array, start=state.read, count=min(most, state.unread))
 
     def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
-        """The arrays of rows in which these requests write."""
         return [
             self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
             for array in self._store.arrays.values()
@@ -353,7 +343,6 @@ class ContinuousEngine:
         ]
 
     def _take(self, step: Step) -> list[NewToken]:
-        """The next token of each request that is read to its end."""
         states = [self._batch.running[id] for id in step.requests]
         done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
         logits = self._logits if len(done) == len(states) else self._logits[done]
@@ -391,13 +380,11 @@ class ContinuousEngine:
     # ---- steps that were launched as graphs
 
     def _read_launched(self, ahead: StepsAhead) -> list[NewToken]:
-        """The tokens of the launched step; the one after it is launched first if it may be."""
         began = time.perf_counter()
         found = ahead.read()
         return [] if found is None else self._take_launched(*found, began=began)
 
     def _settle(self) -> None:
-        """Read the launched step between two steps."""
         began = time.perf_counter()
         found = None if self._ahead is None else self._ahead.settle()
         if found is not None:
@@ -420,7 +407,6 @@ class ContinuousEngine:
     # ---- prefixes
 
     def _begin(self, writing: _Writing, array: Any, row: int) -> int:
-        """Copy what is kept of the request's beginning into its row; returns how many tokens that is."""
         prefix, length = self._prefixes.find([tuple(writing.ids)])
         if prefix is None:
             return 0
@@ -430,7 +416,6 @@ class ContinuousEngine:
         return length
 
     def _keep(self, writing: _Writing) -> None:
-        """Keep the prompt that was just read for a while: the next one may begin like it."""
         length = len(writing.request.prompt)
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:

@@ -1,14 +1,12 @@
-"""The number of compute threads of a library that shares its cores.
+"""The number of compute threads of a library that shares its cores. PyTorch's threads spin between two operations,
+so more threads than cores are slow: two libraries of two threads on two cores computed at a thirtieth of the
+speed of one thread each (docs/decisions/066). A library measures its processor time. If `n` threads had clearly
+less than `n` cores give and no core was idle, it continues with as many threads as it had cores. When cores
+become idle it tries more, and waits twice as long after each failure.
 
-PyTorch's threads spin between two operations. With more threads than cores a spinning thread keeps its core from a
-thread with work: two libraries of two threads on two cores computed at a thirtieth of the speed of two libraries of one
-thread (docs/decisions/066). So a library measures its processor time. If `n` threads had clearly less than `n` cores
-give and no core was idle, it continues with as many threads as it had cores. When cores become idle it tries more, and
-waits twice as long after each failure.
-
-Each thread that computes keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers sleep
-between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model
-releases its helpers.
+Each computing thread keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers
+sleep between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded
+a model releases its helpers.
 """
 
 from __future__ import annotations
@@ -36,17 +34,13 @@ _WINDOW_S = 0.5
 _CROWDED = 0.75
 """With less than this share of a core for each thread, a library looks whether cores were idle."""
 _IDLE = 0.8
-"""So much of a core has to be idle for one more thread."""
+"""Share of a core that has to be idle for one more thread."""
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for what is computed in `computing()`: as many as PyTorch has in the calling thread, until
-    others turn out to compute on the same cores.
-
-    `idle_cores`: how many of this process's cores have been idle, in the mean, since it was asked last; None where that
-    cannot be known, and then the number stays.
-    """
+    """The number of threads for `computing()`: PyTorch's own, until others compute on the same cores. `idle_cores`
+    returns the mean number of idle cores since its last call; None if unknown, and then the number stays."""
 
     def __init__(
         self,
@@ -57,7 +51,7 @@ class CoreShare:
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
         self._most: int | None = None
-        """The most threads that there are cores for; None: as many as are wanted."""
+        """The most threads that there are cores for; None: no limit."""
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -65,7 +59,7 @@ class CoreShare:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """The block computes, in the calling thread and its helpers."""
+        """Compute in this block, in the calling thread and its helpers."""
         wanted, threads = self._fit()
         began_s, began_cpu_s = self._clock(), self._cpu_time()
         try:
@@ -137,7 +131,7 @@ class _IdleClock:
 
 @functools.cache
 def core_share() -> CoreShare:
-    """The one of this process."""
+    """Return the share of this process."""
     return CoreShare(idle_cores=_IdleClock())
 
 

@@ -1,14 +1,11 @@
-"""Decode steps as captured graphs, one for each shape of the batch.
+"""Decode steps as captured graphs, one for each shape of the batch. On a GPU an eager decode step launches hundreds
+of small kernels, which takes longer than they run. A graph launches them at once. It is captured for a *shape*
+after a few eager uses: for each array of rows in use its row length and a number of rows (a power of two, or
+all), and how tokens are chosen. Rows without a request compute too, and their tokens are dropped.
 
-On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph launches
-them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
-number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too, and their tokens
-are dropped.
-
-A captured function reads and writes tensors at fixed addresses, and reads no value on the host. Copies go from and to
-pinned memory; only the reader of a step's tokens waits, for an event. When an array gets other memory
-(`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next
-step's input.
+A captured function reads and writes tensors at fixed addresses, and reads no value on the host. When an array
+gets other memory (`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in
+`RowBuffers` as the next step's input; only the reader of a step's tokens waits, for an event.
 """
 
 from __future__ import annotations
@@ -90,11 +87,11 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Through pinned memory, which PyTorch keeps until the copy has ended."""
+        """Copy through pinned memory, which PyTorch keeps until the copy has ended."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Into pinned memory, with an event behind the copy."""
+        """Copy into pinned memory, with an event behind the copy."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -215,8 +212,8 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder. `rows`: the largest number of requests in a batch. `limit_bytes`: the memory
-    limit of graphs (0 = no limit). `uses`: eager uses of a shape before its capture."""
+    """The captured steps of one decoder. `rows`: most requests in a batch. `limit_bytes`: of graphs (0 = no limit).
+    `uses`: eager uses of a shape before its capture."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -261,10 +258,8 @@ class DecodeGraphs:
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
         """Launch a step, and capture it first if it has no graph. Return None if the capture fails, after a warning.
-
-        `inputs` returns a request's input. With `after`, the step launched last, tokens are read from the device, and
-        the shape must have a graph.
-        """
+        `inputs` returns a request's input. With `after`, the step launched last, tokens are read from the device,
+        and the shape must have a graph."""
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
         graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # the last used is last
@@ -284,8 +279,8 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones on a few tokens. False, after a warning, if they differ or a capture
-        fails: then steps run eagerly from now on."""
+        """Compare captured steps with eager ones on a few tokens. False, after a warning, if they differ or a
+        capture fails: then steps run eagerly from now on."""
         try:
             off = self._difference()
         except Exception as error:
@@ -407,7 +402,6 @@ class DecodeGraphs:
 
 
 def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
-    """The next token of each row; -1 where none can be drawn."""
     likeliest = logits.float().argmax(dim=-1)
     if kind == GREEDY:
         return likeliest
@@ -420,7 +414,7 @@ def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tenso
 
 
 def _order(shape: StepShape, after: LaunchedStep) -> list[int]:
-    """The row of the step before that each row takes its token from."""
+    """Return for each row the row of the step before from which it takes its token."""
     before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
     return [0 if id is None else before[id] for id in shape.requests]
 

@@ -1,13 +1,11 @@
-"""One thread steps the engine; the slots of the library hand it requests and wait for their texts.
+"""One thread steps the engine; the slots of the library hand it requests and wait for their texts. A slot is a
+thread that runs a user's function. The engine's thread takes its requests between two steps, so the calls of all
+slots share one batch, and a function that does other work delays no call. Other readings of the model (label
+scores) are jobs that the thread runs, one after each step: slots that computed themselves would each start helper
+threads. Code that needs the model for itself (tuning) holds it; the thread waits.
 
-A slot is a thread that runs a user's function. The engine's thread takes its requests between two steps, so the calls
-of all slots share one batch, and a function that does other work delays no call.
-
-Other readings of the model (label scores) are jobs that the thread runs, one after each step: slots that computed
-themselves would each start helper threads. Code that needs the model for itself (tuning) holds it; the thread waits.
-
-When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the next
-step, and jobs of it that have not begun do not run.
+When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the
+next step, and its jobs that have not begun do not run.
 """
 
 from __future__ import annotations
@@ -48,16 +46,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PACE = 0.2
-"""How much the last step counts in the forecast of the next one."""
+"""Weight of the last step in the forecast of the next one."""
 _EXIT_S = 30.0
 """Seconds that an ending process waits for a running step."""
 _LOOK_S = 0.1
-"""Seconds between two checks of a call that waits until it may hold the model, whether it was told to stop."""
+"""Seconds between two checks whether a call that waits for the model was told to stop."""
 
 
 class Generation:
-    """The new tokens of one request, one after the other, or the error that ended it. `stop` is the stop of the call
-    that made the request; `leave` takes the request out of the engine."""
+    """The new tokens of one request, or the error that ended it. `stop` is its call's; `leave` takes the request out
+    of the engine."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
@@ -75,8 +73,8 @@ class Generation:
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs, and
-        Evicted when its call is to stop."""
+        """Yield the tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs,
+        and Evicted when its call is to stop."""
         while True:
             come = self._come.get()
             self.stop.check()
@@ -129,15 +127,12 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and its result. A job of a stopped call does not run."""
-
     def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
         self._stop = stop
         self._done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def run(self) -> None:
-        """In the engine's thread."""
         try:
             self._stop.check()
             self._done.put((self._function(), None))
@@ -145,11 +140,9 @@ class _ModelJob(Generic[T]):
             self._done.put((None, error))
 
     def fail(self, error: BaseException) -> None:
-        """It never runs."""
         self._done.put((None, error))
 
     def result(self) -> T:
-        """Wait for the result. Raises the function's exception, and Evicted as soon as the call is told to stop."""
         self._stop.wakes(self._wake)
         try:
             found, error = self._done.get()
@@ -165,8 +158,8 @@ class _ModelJob(Generic[T]):
 
 
 class EngineThread:
-    """An engine, its thread, and the requests of all slots. `make` makes the engine when it is wanted first: a model
-    that only scores labels needs none. What is computed is computed within `computing()` (`core_share`)."""
+    """An engine, its thread, and the requests of all slots. `make` makes the engine on first use: a model that only
+    scores labels needs none. It computes within `computing()` (`core_share`)."""
 
     def __init__(
         self,
@@ -214,8 +207,8 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins the batch before the next step, and leaves it when the call is told to
-        stop. Raises Evicted if the call was told already."""
+        """Hand a request to the engine; it joins the batch before the next step. Raises Evicted if the call was told
+        to stop."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -231,7 +224,6 @@ class EngineThread:
         return generation
 
     def _leave(self, request: int) -> None:
-        """Take a request out of the engine before the next step. No-op if it has ended, and in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._work:
@@ -239,7 +231,7 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model, between two steps; returns its result. Raises Evicted when the call is
+        """Run a function that reads the model, between two steps; return its result. Raises Evicted when the call is
         told to stop; a function that has begun finishes, and its result is dropped."""
         self._check_process()
         stop = ambient.call_stop()
@@ -254,7 +246,7 @@ class EngineThread:
         return job.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread after its step; requests that are open fail. No-op in a forked child."""
+        """End the thread after its step; open requests fail. No-op in a forked child."""
         if os.getpid() != self._pid:
             return
         if wait:
@@ -267,13 +259,13 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """The engine and its model for the caller alone, until the block ends."""
+        """Give the caller the engine and its model alone, until the block ends."""
         with self.alone():
             yield self.engine
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """The model for the caller alone, until the block ends."""
+        """Give the caller the model alone, until the block ends."""
         self._check_process()
         stop = ambient.call_stop(own_thread=True)
         with self._work:
@@ -295,12 +287,10 @@ class EngineThread:
             self._turn.release()
 
     def _hand_over(self) -> None:
-        """Release this thread's helpers: the engine's thread computes from now on."""
         if threading.current_thread() is not self._thread:
             release_helper_threads()
 
     def _check_process(self) -> None:
-        """Check before any lock is taken: in a forked child a lock may never be released."""
         if os.getpid() != self._pid:
             raise StokerError(
                 "a process that was forked from a library cannot use its model; ask in the library itself"
@@ -360,7 +350,6 @@ class EngineThread:
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
 
     def _begin_turn(self) -> float:
-        """Wait until this library may use shared devices; return the time then."""
         turns = self._device_turns
         if turns is not None:
             due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
@@ -425,8 +414,6 @@ class EngineThread:
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:
-    """End the thread before the interpreter ends. PyTorch aborts a process whose threads end while they compute or free
-    tensors."""
     if os.getpid() != pid:
         return
     here = engine()
@@ -437,7 +424,6 @@ def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, 
 
 
 def _copy_of(error: BaseException) -> BaseException:
-    """Copy an error for another thread: one exception raised in several threads would mix their tracebacks."""
     try:
         copy = type(error)(*error.args)
     except Exception:

@@ -1,21 +1,18 @@
-"""Matrix products and decode attention, computed in the way that is fastest on this processor.
+"""Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor. On
+a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the few
+rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A processor
+without `bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32` there, and
+each product is rounded.
 
-On a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the few
-rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A processor without
-`bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32` there, and each product is
-rounded to the model's precision.
+PyTorch's one call for attention is the fastest of three equal ways on some processors and up to seven times
+slower than the best on others. The way depends on the processor and the precision alone, never on the batch: a
+request gets the same tokens on every pilot of one kind.
 
-PyTorch has one call for attention, the fastest of three equal ways on some processors and up to seven times slower than
-the best on others. The way depends on the processor and the precision alone, never on the batch: a request gets the
-same tokens on every pilot of one kind.
-
-Draw the next token of a prompt.
-
-A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
-`top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
-request's own generator on the host gives one number per token, so draws do not depend on the batch. The rule uses
-tensor operations only, so a CPU, a GPU and a captured step share it. (Not `torch.where` with a number, which copies the
-number to the device and waits.)
+A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary
+(with `top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is
+taken. The request's own generator on the host gives one number per token, so draws do not depend on the batch.
+The rule uses tensor operations only, so a CPU, a GPU and a captured step share it. (Not `torch.where` with a
+number, which copies the number to the device and waits.)
 """
 
 from __future__ import annotations
@@ -37,14 +34,14 @@ from stoker.contexts.inference.adapter import Finish, NewToken, Sampling, TokenC
 
 
 def multiplies_tiles() -> bool:
-    """The processor has matrix registers (Intel's AMX) that PyTorch uses."""
+    """True if the processor has matrix registers (Intel's AMX) that PyTorch uses."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
 
 def multiplies_half() -> bool:
-    """The processor has instructions for `bfloat16`. Without them, each product turns its numbers into `float32`
-    first, the weights too, at every call."""
+    """True if the processor has instructions for `bfloat16`. Without them, each product converts its numbers to
+    `float32` first, the weights too, at every call."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
 
@@ -57,7 +54,7 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The precisions that a copy of weights of this precision may have on a CPU, the fastest first."""
+    """Return the precisions that a copy of weights of this precision may have on a CPU, the fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -73,7 +70,6 @@ class PackedLinear:
         self._fused: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
-        """Bytes of the copy in the processor's order."""
         weight = self._layers[0].weight
         self._widens = packs is not None and packs != weight.dtype
         if packs is not None and weight.device.type == "cpu":
@@ -136,7 +132,7 @@ tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a m
 
 
 def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
-    """The fastest way for this precision on this kind of device."""
+    """Return the fastest way for this precision on this kind of device."""
     if device.type != "cpu":
         return ON_GPU
     if dtype == torch.float32:
@@ -153,16 +149,15 @@ def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same kernel, to which the heads that share a key are queries of one head: keys and values, which it turns
-    into `float32`, are read once for all of them."""
+    """The same kernel, with the heads that share a key as queries of one head: keys and values are converted once."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Two batches of matrix products with a softmax between them. Keys stand on the left: the processor reads them in
-    the order in which they lie."""
+    """Two batches of matrix products with a softmax between them. Keys are on the left: the processor reads them in
+    the order in which they are stored."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -171,8 +166,8 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 ON_GPU: DecodeAttention = grouped_queries
-"""The way on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
-head and computes in `float32`. Grouped queries keep to the memory-efficient kernel."""
+"""With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes
+in `float32`. Grouped queries keep to the memory-efficient kernel."""
 
 
 # ---- sampling
@@ -195,21 +190,19 @@ class TokenDraw:
         return self._chance is None
 
     def number(self) -> float:
-        """The random number for its next token, in [0, 1); 0 if it is greedy."""
+        """Return the random number for its next token, in [0, 1); 0 if it is greedy."""
         return 0.0 if self._chance is None else self._chance.random()
 
 
 def draw_seed(seed: tuple[int, int]) -> int:
-    """One number of 63 bits for a request's seed and its place."""
+    """Return one number of 63 bits for a request's seed and its place."""
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """A token for each row of logits `[rows, vocabulary]`; -1 where the logits are not finite numbers.
-
-    `draws`: `float64` `[3, rows]`, the temperature (above 0), `top_p` and random number of each row. With `nucleus`
-    rows are drawn from the likeliest tokens that make up `top_p`; without, from all tokens.
-    """
+    """Return a token for each row of logits `[rows, vocabulary]`; -1 where the logits are not finite. `draws`:
+    `float64` `[3, rows]`, the temperature (above 0), `top_p` and random number of each row. With `nucleus` rows
+    are drawn from the likeliest tokens that make up `top_p`; without, from all tokens."""
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
     chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
@@ -225,8 +218,8 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    """The next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no numbers cost
-    the request that has them, and no other."""
+    """Return the next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no
+    numbers fail their own request alone."""
     found: list[int | Exception] = [*likeliest_tokens(logits)]
     for nucleus in (False, True):
         rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
@@ -241,11 +234,9 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """The likeliest token of each row of logits `[rows, vocabulary]`; the first of those that are equal.
-
-    On a CPU the largest value of each part of a row is found first, and the token in that part alone: PyTorch's
-    `argmax` reads half precision an element at a time, and a copy in float32 costs as much again.
-    """
+    """Return the likeliest token of each row of logits `[rows, vocabulary]`; the first of those that are equal. On a
+    CPU the largest value of each part of a row is found first: PyTorch's `argmax` reads half precision an element
+    at a time, and a copy in float32 costs as much again."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -257,12 +248,12 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 
 def failed_token(request: int, error: Exception) -> NewToken:
-    """The end of a request that no token could be drawn for."""
+    """Return the end of a request for which no token could be drawn."""
     return NewToken(request, -1, finish=Finish.STOP, error=f"no token could be drawn: {error}")
 
 
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """The log-likelihood of a token, and the `most` likeliest tokens with theirs, from logits `[vocabulary]`."""
+    """Return the log-likelihood of a token, and the `most` likeliest tokens with theirs, from logits `[vocabulary]`."""
     steps = torch.log_softmax(logits.float(), dim=-1)
     found, tokens = steps.topk(min(most, len(steps)))
     likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))

@@ -1,12 +1,8 @@
 """Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
-
-`StepCollector` takes the time of each step on the engine's thread, in a few microseconds; the library's process sends
-what it has collected every few seconds.
-
-A profile asks the engine for texts and times its steps at powers of two of what a step reads and attends to; the median
-of repeats is kept. Then 100 workloads of other sizes, drawn from a seed, are compared with the table. Requests share a
-long beginning, which is read once (`prefixes`): minutes instead of hours on a CPU.
-"""
+`StepCollector` takes the time of each step on the engine's thread. A profile asks the engine for texts and times
+its steps at powers of two of what a step reads and attends to; the median of repeats is kept. Then 100 random
+workloads of other sizes are compared with the table. Requests share a long beginning, which is read once: minutes
+instead of hours on a CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class StepCollector:
         self.known = StepModel()
         """All that this process has measured."""
         self.paused = False
-        """True while a profiler measures: it repeats each step, and adds the result itself."""
+        """True while a profiler measures: it adds the result itself."""
         self.urgent = False
         """True once a profiler has measured: send the times without waiting for more."""
         self._fresh = StepModel()
@@ -54,7 +50,7 @@ class StepCollector:
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
-        """The engine has computed a step (`continuous.TookStep`)."""
+        """Add a step of the engine (`continuous.TookStep`)."""
         sample = self.sample(step, length, seconds)
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
@@ -66,7 +62,7 @@ class StepCollector:
             self._fresh.add(used)
 
     def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        """The step as a sample."""
+        """Return the step as a sample."""
         if not step.prefill:
             return StepSample(False, len(step.requests), float(length), seconds)
         reads = list(zip(step.starts, step.tokens, strict=True))
@@ -101,9 +97,9 @@ _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""A median of the profiler counts as this many steps that were measured while calls ran."""
+"""Weight of a profiler's median, in steps that were measured while calls ran."""
 _FIRST_ID = 1 << 60
-"""Requests of a profiler have numbers from here on: no others have them."""
+"""Requests of a profiler have numbers from here on."""
 
 
 class _Effort(msgspec.Struct, frozen=True):
@@ -121,7 +117,7 @@ _FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, w
 _QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
 Told = Callable[[float, float], None]
-"""Takes how far it is and how far it goes, in any unit."""
+"""Takes the progress and its total, in any unit."""
 
 
 class EngineProfiler:
@@ -250,7 +246,7 @@ class EngineProfiler:
         model.count_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
 
     def _length(self) -> int:
-        """Log-uniform: short prompts are as frequent as long ones."""
+        """Return a log-uniform length: short prompts are as frequent as long ones."""
         low, high = _SHORTEST, self._longest - 16
         return max(low, min(high, int(low * (high / low) ** self._chance.random())))
 
@@ -319,7 +315,6 @@ class EngineProfiler:
 
 
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
-    """Return the mean length that a step of this engine computes for requests of these lengths."""
     match engine:
         case "continuous":
             return padded_length((row_tokens(length + 1), length) for length in lengths)
@@ -346,7 +341,6 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _middle(samples: Sequence[StepSample]) -> StepSample:
-    """Merge samples of nearly the same step into their median."""
     count = len(samples)
     tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

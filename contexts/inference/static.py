@@ -1,9 +1,6 @@
-"""The engine for every other architecture: a batch that begins and ends together.
-
-Waiting requests are read together and write until the last of them has ended; new requests wait. It is slower where
-texts differ in length, and supports everything that Transformers computes: sliding windows, recurrent layers, caches of
-other kinds.
-"""
+"""The engine for every other architecture: a batch that begins and ends together. Waiting requests are read together
+and write until the last of them has ended. It is slower where texts differ in length, and supports everything
+that Transformers computes: sliding windows, recurrent layers, caches of other kinds."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ from stoker.contexts.inference.kernels import TokenDraw, chances_of, failed_toke
 
 
 class _BatchMember:
-    """A request of the batch: all its tokens and its text."""
-
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
         self.written = written
@@ -38,8 +33,8 @@ class _BatchMember:
 
 
 class StaticEngine:
-    """One model, a batch at a time (`adapter.InferenceEngine`). It holds no cache between batches, so it has no budget
-    beside the number of rows."""
+    """One model, a batch at a time (`adapter.InferenceEngine`). It holds no cache between batches, so it has no
+    budget."""
 
     name = "static"
     options = OWN_OPTIONS
@@ -55,26 +50,26 @@ class StaticEngine:
         self._asleep = False
 
     def add(self, request: GenerationRequest) -> None:
-        """The request runs in the next batch (`InferenceEngine.add`)."""
+        """Add a request to the next batch (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
         self._waiting.append(_BatchMember(request, self._texts.begin(request)))
 
     def abort(self, request: int) -> None:
-        """The request leaves the batch."""
+        """Remove the request from the batch."""
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)
         going = [at for at, writing in enumerate(self._batch) if writing.request.id != request]
         with torch.inference_mode():
             self._keep(going)
 
     def step(self) -> list[NewToken]:
-        """One more token of each request of the batch, or the first of a new batch."""
+        """Return one more token of each request of the batch, or the first of a new batch."""
         with torch.inference_mode():
             return self._step()
 
     def slots(self) -> int:
-        """Requests that one batch takes."""
+        """Return how many requests one batch takes."""
         return self._rows
 
     def _step(self) -> list[NewToken]:
@@ -99,7 +94,7 @@ class StaticEngine:
         return new
 
     def load(self) -> EngineLoad:
-        """How full the batch is."""
+        """Return how full the batch is."""
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
@@ -170,13 +165,12 @@ class _Steps:
         self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
         index = torch.tensor(rows, device=self._runner.device)
         self._cache.batch_select_indices(index)
         self._positions, self._seen = self._positions[index], self._seen[index]
 
     def next(self, tokens: list[int]) -> torch.Tensor:
-        """Logits `[rows, vocabulary]` after one more token a row."""
+        """Return logits `[rows, vocabulary]` after one more token a row."""
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
             input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],

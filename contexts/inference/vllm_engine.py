@@ -1,16 +1,11 @@
-"""Start vLLM in a library's process, and measure the memory that it takes.
+"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180). vLLM
+takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
+be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so
+each sleep is audited: the freed memory is measured, and after each wake the tokens of a fixed prompt are
+compared. On CPUs vLLM has no sleep: only kept prefixes are dropped.
 
-vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
-
-This adapter hands requests to vLLM and turns its output into tokens; `adapter` makes the texts, as for every engine.
-
-vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
-be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so each
-sleep is audited: the memory that returned is measured, and after each wake the tokens of a fixed prompt are compared.
-On CPUs vLLM has no sleep: only kept prefixes are dropped.
-
-The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked for. It
-shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
+The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked
+for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -74,8 +69,8 @@ _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM and its measured memory. `device_memory_bytes`: its limit, 0 if none is declared. Raises
-    StokerError with vLLM's message if it cannot start."""
+    """A started vLLM and its measured memory, within `device_memory_bytes` (0 if undeclared). Raises StokerError
+    with vLLM's message if it cannot start."""
 
     def __init__(
         self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
@@ -107,7 +102,7 @@ class VLLMStart:
             raise StokerError(f"vLLM cannot start with {folder} on {device}: {error}") from error
         config = self.llm.vllm_config
         self.longest = int(config.model_config.max_model_len)
-        """Tokens of one request at most: what the model reads, or less if the cache is small."""
+        """Most tokens of one request: what the model reads, or less if the cache is small."""
         self.model_longest = int(getattr(config.model_config.hf_text_config, "max_position_embeddings", 0) or 0)
         self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
         self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
@@ -160,8 +155,7 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
 
 
 def _has_compiler() -> bool:
-    """True if the machine has a compiler for PyTorch. Without one, vLLM runs at about two thirds of the speed on a
-    CPU."""
+    """True if PyTorch has a compiler. Without one, vLLM runs at about two thirds of the speed on a CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
@@ -210,8 +204,6 @@ _LEAST_FREED = 0.5
 
 
 class _RunningText:
-    """A request: its text, and whether a token has come."""
-
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
         self.written = written
@@ -246,7 +238,7 @@ class VLLMEngine:
     # ---- requests
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins vLLM's batch (`InferenceEngine.add`)."""
+        """Add a request to vLLM's batch (`InferenceEngine.add`)."""
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -261,7 +253,7 @@ class VLLMEngine:
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request))
 
     def abort(self, request: int) -> None:
-        """The request leaves; vLLM frees its blocks before the next step."""
+        """Remove the request; vLLM frees its blocks before the next step."""
         self._early = [token for token in self._early if token.request != request]
         if self._open.pop(str(request), None) is not None:
             self._llm.abort_request([str(request)])
@@ -274,12 +266,12 @@ class VLLMEngine:
         return self._step({}) if self._open else []
 
     def slots(self) -> int:
-        """Requests at once: as many as vLLM runs, and as fit into its cache at a usual length."""
+        """Return how many requests vLLM runs at once, if they have a usual length."""
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 
     def load(self) -> EngineLoad:
-        """How full vLLM's batch is. A request runs from its first token on."""
+        """Return how full vLLM's batch is. A request runs from its first token on."""
         running = sum(writing.runs for writing in self._open.values())
         ended = sum(token.finish is not None for token in self._early)
         return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
@@ -287,8 +279,8 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that the device did
-        not get back."""
+        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that was not
+        freed."""
         weights, cache = self._start.weights_bytes, self._start.cache_bytes
         if not self._asleep:
             return EngineMemory(weights_bytes=weights, held_bytes=cache, budget_bytes=cache)
@@ -296,7 +288,7 @@ class VLLMEngine:
         return EngineMemory(weights_bytes=max(0, held - cache), held_bytes=min(held, cache), budget_bytes=cache)
 
     def resize(self, cache_bytes: int) -> None:
-        """Keep the cache if the budget covers it. Raises ValueError else: vLLM cannot give a part of it back."""
+        """Keep the cache if the budget covers it. Raises ValueError else: vLLM cannot free a part of it."""
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
                 f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
@@ -328,8 +320,8 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Be as before. Raises StokerError if the tokens of a fixed prompt are others than before the sleep; the engine
-        then takes no more requests."""
+        """Be as before. Raises StokerError if the tokens of a fixed prompt changed; the engine then takes no more
+        requests."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -361,7 +353,7 @@ class VLLMEngine:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
+        """Return the log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
         del prefix, batch_size  # vLLM finds by itself what prompts share
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
@@ -420,7 +412,6 @@ class VLLMEngine:
         return new
 
     def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
-        """Return the tokens in one of vLLM's outputs; a request whose text has ended leaves."""
         [written] = output.outputs
         id, asks = writing.request.id, writing.request.sampling.logprobs
         new: list[NewToken] = []
@@ -483,7 +474,6 @@ def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tup
 
 
 def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    """Store the log-likelihoods that a request of `score` returns."""
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
@@ -495,8 +485,7 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
 
 
 def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
-    """vLLM with the model at `path`, within the memory that this library's recipe declares; and how its weights were
-    found, for people."""
+    """Return vLLM with the model at `path`, within the memory that this library's recipe declares, and its origin."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device,
