@@ -29,7 +29,7 @@ DEFERRED = {
     "stoker.apps.model_profile.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.submit": "an app's public name, resolved on its first use",
-    "stoker.contexts.encoding": "loads torch, in libraries alone",
+    "stoker.contexts.encoder_loading": "loads torch, in libraries alone",
     "stoker.contexts.reading": "loads torch, in libraries alone",
     "stoker.contexts.language_model": "loads torch, in libraries alone",
     "stoker.contexts.streamed_model": "loads torch, in libraries alone",

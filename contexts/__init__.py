@@ -15,15 +15,13 @@ _HOME = {
             "Evicted Gang device devices gang load_variable_from_serverless local_path progress saved_state scratch"
         ),
         "causal_lm": "causal_lm default_model dtype_named engine_options load_causal_lm model_recipe",
-        "encoder": "encoder",
-        "encoder_facts": "longest_input",
-        "encoder_runtimes": "Family encoder_family family",
+        "encoder": "Family encoder encoder_family family",
         "encoding": "EncoderModel",
         "factory": "RecipeFactory as_recipe context recipe_of",
         "folders": "state_folder",
         "language_model": "CausalLM",
         "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
-        "model_source": "encoder_class token_counter",
+        "model_source": "encoder_class longest_input token_counter",
         "recipe": "Awareness Needs ObjectRef Recipe",
     }.items()
     for name in names.split()

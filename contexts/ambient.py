@@ -1,10 +1,11 @@
-"""The functions that user code in a library calls: its device, context and folder, progress, gang and stop. The
-*library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot and is a
-context variable; a thread that the user's function starts uses the call that began last.
+"""The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-A library stops a call when its client cancels it, its `timeout` ends, or a policy evicts it. The call's `CallStop`
-wakes its waits: an engine aborts its requests before the next step. The wait raises `Evicted`, and so does
-`progress(...)`.
+The *library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot and is
+a context variable; a thread that the user's function starts uses the call that began last.
+
+A library stops a call when its client cancels it, its `timeout` ends, or a policy evicts it. The call's
+`CallStop` wakes its waits: an engine aborts its requests before the next step. The wait raises `Evicted`, and so
+does `progress(...)`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.contexts import payloads
 from stoker.errors import SerializationError, StokerError
 from stoker.units import show_bytes
 
-# ---- call stop
-
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop. `state` is its pickled checkpoint. It is no `Exception`: the `except
-    Exception` of a retry loop would swallow it."""
+    """Ends a call that was told to stop. `state` is its pickled checkpoint.
+
+    It is no `Exception`: the `except Exception` of a retry loop would swallow it.
+    """
 
     def __init__(self, state: bytes = b"") -> None:
         super().__init__("the call was told to stop")
@@ -56,8 +58,8 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is told to stop, or now if it was told. `wake` may be called twice, in any thread,
-        and must not wait or raise."""
+        """Call `wake` when the call is told to stop, or now if it was told. `wake` may be called twice, in any
+        thread, and must not wait or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -84,30 +86,22 @@ def comes_of_stop(error: BaseException) -> bool:
     return False
 
 
-# ---- ranks
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
-    """This rank's place in its gang; ranks count from 0 to `size` - 1. `rendezvous` is the `host:port` at which rank 0
-    awaits the others. Rank 0's `listener` is a socket that listens there (None for other ranks and in a gang of
-    one); the end of the call closes it unless it was `detach`ed. The function chooses the protocol, for example a
-    store of torch.distributed (`master_listen_fd`). The port is open to the network, and only the ranks know `key`:
-    each connection should prove it first, for instance with `hmac`."""
+    """This rank's place in its gang; ranks count from 0 to `size` - 1.
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        rendezvous: str = "",
-        listener: socket.socket | None = None,
-        key: bytes = b"",
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.rendezvous = rendezvous
-        self.listener = listener
-        self.key = key
+    `rendezvous` is the `host:port` at which rank 0 awaits the others. Rank 0's `listener` is a socket that
+    listens there (None for other ranks and in a gang of one); the end of the call closes it unless it was
+    `detach`ed. The function chooses the protocol, for example a store of torch.distributed (`master_listen_fd`).
+    The port is open to the network, and only the ranks know `key`: each connection should prove it first, for
+    instance with `hmac`.
+    """
+
+    rank: int
+    size: int
+    rendezvous: str = ""
+    listener: socket.socket | None = None
+    key: bytes = b""
 
     def __repr__(self) -> str:
         where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
@@ -124,9 +118,6 @@ SeatHook = Callable[[float], Gang]
 ALONE = Gang(rank=0, size=1)
 
 
-# ---- ambient
-
-
 MOST_STATE_BYTES = 16_000_000
 """The largest checkpoint: it travels in one frame, of which a manager takes 64 MB, and is kept in the journal."""
 
@@ -138,43 +129,23 @@ SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form, its folder, and the seconds it took to make."""
 
 
-class _ProcessScope:
-    def __init__(
-        self,
-        *,
-        devices: tuple[str, ...],
-        context: Any,
-        objects: Mapping[str, str],
-        offer: SnapshotHook | None,
-        device_memory_bytes: int,
-    ) -> None:
-        self.devices = devices
-        self.context = context
-        self.objects = dict(objects)
-        self.offer = offer
-        self.device_memory_bytes = device_memory_bytes
+class _ProcessScope(NamedTuple):
+    devices: tuple[str, ...]
+    context: Any
+    objects: dict[str, str]
+    offer: SnapshotHook | None
+    device_memory_bytes: int
 
 
+@dataclass(eq=False, slots=True)
 class _SlotScope:
-    __slots__ = ("dues", "folder", "hook", "place", "seat", "state", "stop")
-
-    def __init__(
-        self,
-        *,
-        hook: ProgressHook | None,
-        folder: str,
-        state: bytes,
-        seat: SeatHook | None,
-        dues: TokenDues | None = None,
-        stop: CallStop | None = None,
-    ) -> None:
-        self.dues = dues
-        self.stop = stop or CallStop()
-        self.hook = hook
-        self.folder = folder
-        self.state = state
-        self.seat = seat
-        self.place: Gang | None = None
+    hook: ProgressHook | None
+    folder: str
+    state: bytes
+    seat: SeatHook | None
+    dues: TokenDues | None
+    stop: CallStop
+    place: Gang | None = None
 
 
 _library: _ProcessScope | None = None
@@ -183,12 +154,11 @@ _latest_call: _SlotScope | None = None
 _running: dict[_SlotScope, None] = {}
 
 
-# ---- for user code
-
-
 def device() -> str:
-    """Return the first device of this library as PyTorch names it here: `cuda:0` or `cpu`. Outside of a library:
-    `cuda:0` if PyTorch is imported and sees a GPU, else `cpu`."""
+    """Return the first device of this library as PyTorch names it here: `cuda:0` or `cpu`.
+
+    Outside of a library: `cuda:0` if PyTorch is imported and sees a GPU, else `cpu`.
+    """
     return devices()[0]
 
 
@@ -202,7 +172,10 @@ def devices() -> tuple[str, ...]:
 
 def load_variable_from_serverless(name: str) -> Any:
     """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
-    5). Raises StokerError outside of a library, and for a name that the context does not have."""
+    5).
+
+    Raises StokerError outside of a library, and for a name that the context does not have.
+    """
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -221,10 +194,11 @@ def load_variable_from_serverless(name: str) -> Any:
 
 
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
-    """Report how far the running call is. Outside of a call this does nothing. A call that is evicted, cancelled or
-    over its time ends here with `stoker.contexts.Evicted`; an evicted one continues elsewhere with `saved_state()`.
-    A call that may end before it has done all items of its `features` should report: its pace is learned from its
-    last report, or from all items without one.
+    """Report how far the running call is. Outside of a call this does nothing.
+
+    A call that is evicted, cancelled or over its time ends here with `stoker.contexts.Evicted`; an evicted one
+    continues elsewhere with `saved_state()`. A call that may end before it has done all items of its `features`
+    should report: its pace is learned from its last report, or from all items without one.
 
     Args:
         done: Steps done so far.
@@ -254,9 +228,11 @@ def saved_state(default: Any = None) -> Any:
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Rank 0 opens the meeting
-    place when it asks; the others wait for it for up to `limit_s` seconds. Raises GangBroken on timeout; the call
-    is then started again."""
+    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang.
+
+    Rank 0 opens the meeting place when it asks; the others wait for it for up to `limit_s` seconds. Raises
+    GangBroken on timeout; the call is then started again.
+    """
     scope = _current()
     if scope is None or scope.seat is None:
         return ALONE
@@ -273,9 +249,11 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop of the running call; outside of a call, one that is never asked. A thread that the user's
-    function started belongs to the running call if that is the only one. With `own_thread` only a call that runs in
-    this thread counts."""
+    """Return the stop of the running call; outside of a call, one that is never asked.
+
+    A thread that the user's function started belongs to the running call if that is the only one. With
+    `own_thread` only a call that runs in this thread counts.
+    """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)
@@ -301,11 +279,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return the local path of an object of this recipe, by its cache name; any other path unchanged."""
     given = os.fspath(path)
-    if _library is not None:
-        found = _library.objects.get(given)
-        if found:
-            return Path(found)
-    return Path(given)
+    return Path((_library.objects.get(given) if _library is not None else None) or given)
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
@@ -315,8 +289,11 @@ def object_at(path: str | os.PathLike[str]) -> str:
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Offer a folder from which this context loads faster to other pilots, while the context loads. `form` names it
-    the same everywhere; `local_path(form)` is the folder that came from another pilot. No-op outside of a library."""
+    """Offer a folder from which this context loads faster to other pilots, while the context loads.
+
+    `form` names it the same everywhere; `local_path(form)` is the folder that came from another pilot. No-op
+    outside of a library.
+    """
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
@@ -324,9 +301,6 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 def device_memory_bytes() -> int:
     """Return the declared memory of this library on each device; 0 if the recipe declares none."""
     return _library.device_memory_bytes if _library is not None else 0
-
-
-# ---- for the library process
 
 
 def enter_library(
@@ -337,11 +311,16 @@ def enter_library(
     offer: SnapshotHook | None = None,
     device_memory_bytes: int = 0,
 ) -> None:
-    """Set the process's scope: before the loader runs, and again with the context that it returned. Args: device: One
-    device or several, as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own GPUs. context: The
-    loaded context. objects: Local paths by cache name and by form of a snapshot; None keeps the objects of the
-    scope before. offer: Takes snapshots while the context loads. device_memory_bytes: The limit on each device; 0
-    if the recipe declares none."""
+    """Set the process's scope: before the loader runs, and again with the context that it returned.
+
+    Args:
+        device: One device or several, as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own
+            GPUs.
+        context: The loaded context.
+        objects: Local paths by cache name and by form of a snapshot; None keeps the objects of the scope before.
+        offer: Takes snapshots while the context loads.
+        device_memory_bytes: The limit on each device; 0 if the recipe declares none.
+    """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
     named: list[str] = []
@@ -349,9 +328,7 @@ def enter_library(
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _ProcessScope(
-        devices=tuple(named), context=context, objects=kept, offer=offer, device_memory_bytes=device_memory_bytes
-    )
+    _library = _ProcessScope(tuple(named), context, dict(kept), offer, device_memory_bytes)
 
 
 def leave_library() -> None:
@@ -372,7 +349,7 @@ def enter_call(
 ) -> None:
     """Begin a call in this thread."""
     global _latest_call
-    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
+    _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
     _call.set(scope)
 

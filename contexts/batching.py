@@ -1,4 +1,5 @@
 """The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
+
 *Prefill* steps read a request's prompt; the last one writes its first token. Every *decode* step then reads that
 token and writes the next one (SLINFER §III-A). Requests join and leave between steps (continuous batching). The
 engine, the pilot and the simulator follow the same rules:
@@ -7,9 +8,9 @@ engine, the pilot and the simulator follow the same rules:
 prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
 with `mixes`, writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). - A request
 reserves memory for its prompt and the tokens it will probably write: at least its written tokens and the mean of
-ended requests (SLINFER eq. 2), at most its limit. - A request that outgrows its reservation takes a larger one. If
-none is free, the request with the longest headroom (SLINFER §VII-D), the youngest of several, leaves the batch and
-is read again later.
+ended requests (SLINFER eq. 2), at most its limit. - A request that outgrows its reservation takes a larger one.
+If none is free, the request with the longest headroom (SLINFER §VII-D), the youngest of several, leaves the batch
+and is read again later.
 
 Seconds are of one clock; memory is counted in tokens of the key-value cache.
 """
@@ -31,9 +32,9 @@ SMALLEST_ROW_TOKENS = 64
 
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch: requests, tokens of prompts in one step, tokens of the cache (0 = unlimited).
-    `prefill_requests`: prompts that one step reads (0 = unlimited; SLINFER §V reads one). `mixes`: writing requests
-    take part in prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = a row is one piece, a power of
-    two."""
+    `prefill_requests`: prompts that one step reads (0 = unlimited; SLINFER §V reads one). `mixes`: writing
+    requests take part in prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = a row is one piece, a
+    power of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -57,7 +58,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 class Step(msgspec.Struct, frozen=True):
     """One pass through the model: how many tokens of each request it reads, and how many the cache holds (`starts`).
-    `prefill`: it reads prompts. `writing` requests read one token each. `evicted` requests lose their cache first."""
+    `prefill`: it reads prompts. `writing` requests read one token each. `evicted` requests lose their cache
+    first."""
 
     prefill: bool
     requests: tuple[int, ...]

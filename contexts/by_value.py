@@ -1,11 +1,12 @@
-"""cloudpickle, with the user's own functions, classes and modules by value. Open files are refused. A reducer returns
-what `__reduce_ex__` returns, or None to leave an object to cloudpickle. Type variables and sentinels are compared
-with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go by
-name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
-with the `Color` that it was given.
+"""cloudpickle, with the user's own functions, classes and modules by value. Open files are refused.
 
-A copy of an open file would write elsewhere, and a copy of a temporary file would remove the program's own. Streams
-of this process (`sys.stdout`) go by name.
+A reducer returns what `__reduce_ex__` returns, or None to leave an object to cloudpickle. Type variables and
+sentinels are compared with `is`, so each has an id and is one object in a process. Classes of modules that travel
+with a function go by name, with the simple attributes that the program has set: a function that imports `Color`
+in its body compares it with the `Color` that it was given.
+
+A copy of an open file would write elsewhere, and a copy of a temporary file would remove the program's own.
+Streams of this process (`sys.stdout`) go by name.
 """
 
 from __future__ import annotations
@@ -36,11 +37,8 @@ import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
 from stoker.contexts.function_code import SourceLines, know, lines_of, names_in_class_bodies
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.user_code import is_installed, lookup
 from stoker.contexts.user_modules import has_travelled
-
-# ---- open handles
-
 
 _FILES = (
     io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.TextIOWrapper, mmap.mmap,
@@ -52,15 +50,15 @@ _TEMPORARY = (
     tempfile.TemporaryDirectory,
 )
 _ARCHIVES = (zipfile.ZipFile, tarfile.TarFile)
-SUSPECTS: tuple[type, ...] = (
-    _io._IOBase,  # the class beneath all files, which is asked faster than the abstract `io.IOBase`
-    mmap.mmap,
-    tempfile._TemporaryFileWrapper,
-    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]
-    tempfile.TemporaryDirectory,
-    *_ARCHIVES,
-)
+SUSPECTS: tuple[type, ...] = (_io._IOBase, mmap.mmap, *_TEMPORARY, *_ARCHIVES)
 """Classes of all objects that may be handles."""
+_HANDLES: tuple[tuple[Any, str, str], ...] = (
+    (tempfile.TemporaryDirectory, "a temporary folder", "pass its path (.name)"),
+    (_ARCHIVES, "an open archive", "pass its path, and open it in the function"),
+    (mmap.mmap, "a mapped file", "pass its path, and map it in the function"),
+    (_TEMPORARY, "a temporary file", "pass its path (.name), and open it in the function"),
+    (object, "an open file", "pass its path, and open it in the function"),
+)
 _STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 
 
@@ -88,31 +86,16 @@ def is_handle(value: Any) -> bool:
     return not in_memory and type(value).__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-def reduce_handle(value: Any) -> Any:
-    """Return the reduction of one of SUSPECTS; NotImplemented if it is no handle. Raises OpenHandle."""
-    for name in _STREAMS:
-        if value is getattr(sys, name, None):
-            return getattr, (sys, name)
-    if is_handle(value):
-        raise handle_error(value)
-    return NotImplemented
-
-
-def handle_error(value: Any) -> OpenHandle:
-    """Return the error that names a handle."""
-    if isinstance(value, tempfile.TemporaryDirectory):
-        what, advice = "a temporary folder", "pass its path (.name)"
-    elif isinstance(value, _ARCHIVES):
-        what, advice = "an open archive", "pass its path, and open it in the function"
-    elif isinstance(value, mmap.mmap):
-        what, advice = "a mapped file", "pass its path, and map it in the function"
-    elif isinstance(value, _TEMPORARY):
-        what, advice = "a temporary file", "pass its path (.name), and open it in the function"
-    elif isinstance(_facts(value)["name"], int):
-        what, advice = "an open file", "open the file in the function"
-    else:
-        what, advice = "an open file", "pass its path, and open it in the function"
-    return OpenHandle(what + _shown(value), advice)
+def _handle_error(value: Any) -> OpenHandle:
+    what, advice = next((what, advice) for kinds, what, advice in _HANDLES if isinstance(value, kinds))
+    name, mode = _fact(value, "name"), _fact(value, "mode")
+    if what == "an open file" and isinstance(name, int):
+        advice = "open the file in the function"
+    if name is None:  # bz2 and lzma keep the file beneath
+        name = value.filename if isinstance(value, zipfile.ZipFile) else _fact(_fact(value, "_fp"), "name")
+    if isinstance(name, str | bytes) and name:
+        what += f" {name!r:.200}"
+    return OpenHandle(what + (f" (mode {mode!r:.20})" if isinstance(mode, str) else ""), advice)
 
 
 def tell_of_finalizer(kind: type) -> None:
@@ -127,51 +110,16 @@ def tell_of_finalizer(kind: type) -> None:
         )
 
 
-def _shown(value: Any) -> str:
-    facts = _facts(value)
-    name, mode = facts["name"], facts["mode"]
-    if name is None and isinstance(value, zipfile.ZipFile):
-        name = value.filename
-    elif name is None:  # bz2 and lzma keep the file beneath
-        name = _facts(getattr(value, "_fp", None))["name"]
-    named = f" {name!r:.200}" if isinstance(name, str | bytes) and name else ""
-    return named + (f" (mode {mode!r:.20})" if isinstance(mode, str) else "")
-
-
-def _facts(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in ("name", "mode"):
-        try:
-            found[name] = getattr(value, name, None)
-        except Exception:  # of a detached or closed file, or of a property of the user's
-            found[name] = None
-    return found
-
-
-# ---- by value
-
-
-# ---- classes by name
+def _fact(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # of a detached or closed file, or of a property of the user's
+        return None
 
 
 _SIMPLE = frozenset({int, str, float, bool, bytes, complex, type(None)})
 _CONTAINERS = frozenset({tuple, list, set, frozenset, dict})
 _MOST_PARTS = 64
-
-
-def is_found_by_name(kind: type) -> bool:
-    """True if a class is found under its name in its module."""
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is kind
-
-
-def simple_attributes(kind: type) -> dict[str, Any]:
-    """Return attributes of a class that are numbers, texts or small containers of these."""
-    if isinstance(kind, enum.EnumMeta):
-        return {}
-    return {name: part for name, part in vars(kind).items() if not name.startswith("__") and _is_simple(part)}
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
@@ -195,9 +143,6 @@ def _is_simple(part: Any) -> bool:
     return all(type(each) in _SIMPLE for each in parts)
 
 
-# ---- reducers
-
-
 CACHED = type(functools.lru_cache(len))
 """The class of functions under `functools.cache` and `lru_cache`."""
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # it is a function
@@ -206,9 +151,6 @@ _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-define
 def is_dispatcher(function: types.FunctionType) -> bool:
     """True for a function under `functools.singledispatch`."""
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
-
-
-# ---- functions
 
 
 def _reduce_cached(value: Any) -> Any:
@@ -258,9 +200,6 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-# ---- classes
-
-
 def class_reduction(kind: type) -> Any:
     """Return how to rebuild a class by value, with its slots. Raises PicklingError if that is impossible."""
     if getattr(kind, "__struct_fields__", None):
@@ -295,22 +234,13 @@ def _wanted_by_bases(kind: type) -> str:
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-# ---- what is compared with `is`
-
-
 def _reduce_type_variable(value: Any) -> Any:
     kind = type(value)
-    arguments, options = (value.__name__,), dict[str, Any]()
-    if kind is typing.TypeVar:
-        arguments = (value.__name__, *value.__constraints__)
-    if kind is not typing.TypeVarTuple:
-        options = {
-            "bound": value.__bound__,
-            "covariant": value.__covariant__,
-            "contravariant": value.__contravariant__,
-        }
+    constraints = value.__constraints__ if kind is typing.TypeVar else ()
+    names = () if kind is typing.TypeVarTuple else ("bound", "covariant", "contravariant")
+    options = {name: getattr(value, f"__{name}__") for name in names}
     identity = _inside._get_or_create_tracker_id(value)
-    return new_named, (kind, arguments, options, {"__module__": value.__module__}, identity)
+    return new_named, (kind, (value.__name__, *constraints), options, {"__module__": value.__module__}, identity)
 
 
 def _reduce_new_type(value: Any) -> Any:
@@ -360,10 +290,6 @@ def sentinel(identity: str) -> object:
     return value
 
 
-def _reduce_weak_dictionary(value: Any) -> Any:
-    return type(value), (dict(value),)
-
-
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
     CACHED: _reduce_cached,
     functools.cached_property: _reduce_cached_property,
@@ -372,23 +298,19 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
     typing.ParamSpec: _reduce_type_variable,
     typing.TypeVarTuple: _reduce_type_variable,
     typing.NewType: _reduce_new_type,
-    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
-    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+    weakref.WeakKeyDictionary: lambda value: (type(value), (dict(value),)),
+    weakref.WeakValueDictionary: lambda value: (type(value), (dict(value),)),
     object: _reduce_sentinel,
 }
-
-
-# ---- by value
-
-
-NONE: frozenset[str] = frozenset()
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
     """Pickles the user's own code by value, and its source lines where a `SourceLines` asks for them. `by_name`:
     modules whose classes go by name. With `prefers_names` everything that its module has goes by name."""
 
-    def __init__(self, *args: Any, by_name: frozenset[str] = NONE, prefers_names: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, by_name: frozenset[str] = frozenset(), prefers_names: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         """The user's own functions that were pickled."""
@@ -400,8 +322,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Give functions of these modules the modules' own globals when they are rebuilt; otherwise each would have a
-        copy."""
+        """Give functions of these modules the modules' own globals when they are rebuilt; otherwise each would have
+        a copy."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -418,9 +340,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         elif isinstance(obj, SourceLines):
             return know, (lines_of(function.__code__ for function in self.functions),)
         elif isinstance(obj, SUSPECTS):
-            reduced = reduce_handle(obj)
-            if reduced is not NotImplemented:
-                return reduced
+            stream = next((name for name in _STREAMS if obj is getattr(sys, name, None)), None)
+            if stream is not None:
+                return getattr, (sys, stream)
+            if is_handle(obj):
+                raise _handle_error(obj)
         else:
             kind = type(obj)
             if hasattr(kind, "__del__") and not is_installed(kind.__module__):
@@ -441,11 +365,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def _class(self, kind: type) -> Any:
         if self._by_value(kind.__module__):
-            if (kind.__module__ in self._by_name or has_travelled(kind.__module__)) and is_found_by_name(kind):
-                return class_by_name, (kind.__module__, kind.__qualname__, simple_attributes(kind))
-            return class_reduction(kind)
+            home, name = kind.__module__, kind.__qualname__
+            if (home not in self._by_name and not has_travelled(home)) or lookup(home, name) is not kind:
+                return class_reduction(kind)
+            own = () if isinstance(kind, enum.EnumMeta) else vars(kind).items()
+            simple = {name: part for name, part in own if not name.startswith("__") and _is_simple(part)}
+            return class_by_name, (home, name, simple)
         reduced = super().reducer_override(kind)
-        return class_reduction(kind) if reduced is not NotImplemented and reduced[-1] is _FILLS_A_CLASS else reduced
+        is_dynamic = reduced is not NotImplemented and reduced[-1] is _inside._class_setstate
+        return class_reduction(kind) if is_dynamic else reduced
 
     def _by_value(self, home: Any) -> bool:
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
@@ -455,14 +383,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return not self._prefers_names
 
     def _is_found(self, obj: Any) -> bool:
-        home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-        name = name or getattr(obj, "__name__", None)
+        home = getattr(obj, "__module__", None)
+        name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
         if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
             return False
-        found: Any = sys.modules.get(home)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return found is obj
+        return lookup(home, name) is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)
@@ -485,5 +410,4 @@ def _fill(module: types.ModuleType, values: dict[str, Any]) -> None:
     vars(module).update(values)
 
 
-_FILLS_A_CLASS = _inside._class_setstate
 _MODULE_MACHINERY = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__"})

@@ -1,5 +1,6 @@
-r"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU. from stoker import app,
-causal_lm
+r"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
+
+    from stoker import app, causal_lm
 
     @app(context=causal_lm("models/SmolLM2-1.7B"))
     def verify(model, claims):
@@ -62,16 +63,16 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in the process that calls it, for loaders of your own. `path`: a folder, a `.gguf` file or
-    a name on the model hub; other arguments as in `causal_lm`. Raises Transformers' errors for an unreadable model,
-    and ValueError for an engine that does not support the model."""
+    """Load a language model in the process that calls it, for loaders of your own. `path`: a folder, a `.gguf` file
+    or a name on the model hub; other arguments as in `causal_lm`. Raises Transformers' errors for an unreadable
+    model, and ValueError for an engine that does not support the model."""
     from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
-@context
+@context  # the key of a recipe holds the code of these two, with their docstrings
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
@@ -83,7 +84,7 @@ def language_model(
 def language_model_with_graphs(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """`language_model` with captured steps. It is a second loader so that keys of recipes without graphs stay."""
+    """`language_model` with captured steps: a loader of another name keeps the keys of the other's recipes."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
@@ -106,17 +107,22 @@ def causal_lm(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`. Args:
-    path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file; these
-    travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
-    `default_model()`. dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a
-    CPU and the model's own on a GPU. snapshot: Keep a converted copy on the pilot's disk, so that the next load
-    takes a second. threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core). engine:
-    `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and end together,
-    for any architecture; `transformers`: the first of these that the architecture allows; `vllm`, where it is
-    installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`. graphs: The continuous
-    engine captures its decode steps as CUDA graphs; no effect on a CPU. slots: Calls that run at once in one
-    library; `auto`: as many as the engine serves within its memory.
+    """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
+
+    Args:
+        path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file;
+            these travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
+            `default_model()`.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the
+            model's own on a GPU.
+        snapshot: Keep a converted copy on the pilot's disk, so that the next load takes a second.
+        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
+        engine: `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and
+            end together, for any architecture; `transformers`: the first of these that the architecture allows;
+            `vllm`, where it is installed; `auto`: vLLM where it imports and the device is a GPU, else
+            `transformers`.
+        graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
+        slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
 
     The other options are `@context`'s. Raises RecipeError for a path that is none of these.
     """
@@ -141,10 +147,12 @@ def model_recipe(
     preload: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of a language model that a loader of your own loads: `causal_lm` with another loader. The
-    loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
-    Loaders with the same code make one context of one model. `preload`: further modules that a pilot imports ahead.
-    `options` are `@context`'s. Raises RecipeError for a path without a model."""
+    """Return the recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
+
+    The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by
+    name. Loaders with the same code make one context of one model. `preload`: further modules that a pilot
+    imports ahead. `options` are `@context`'s. Raises RecipeError for a path without a model.
+    """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
         raise RecipeError(f"causal_lm(engine={engine!r}): one of {', '.join(ENGINES)}", option="engine")
@@ -184,8 +192,8 @@ def dtype_named(dtype: str, *, what: str) -> str:
 
 
 def engine_options(engine: str) -> frozenset[str]:
-    """Return the names of options of `CausalLM.complete` that an engine may honour beyond the common ones. For `auto`
-    vLLM counts if this Python environment has it."""
+    """Return the names of options of `CausalLM.complete` that an engine may honour beyond the common ones. For
+    `auto` vLLM counts if this Python environment has it."""
     may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
     return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 

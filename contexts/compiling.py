@@ -1,9 +1,11 @@
-"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs. One
-thread compiles and computes: a CUDA graph belongs to the thread that recorded it, and CPU code is compiled for a
-number of threads, which other threads would change (`core_share`). The compiler's folder is kept as a snapshot that
-other pilots get under its *form*; a library works on a copy. (PyTorch's `save_cache_artifacts` leaves out the
-shared objects of a CPU, 18 s of 27 s.) A damaged artifact is moved aside, one of another machine is replaced, and
-the runtime is compiled."""
+"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
+
+One thread compiles and computes: a CUDA graph belongs to the thread that recorded it, and CPU code is compiled
+for a number of threads, which other threads would change (`core_share`). The compiler's folder is kept as a
+snapshot that other pilots get under its *form*; a library works on a copy. (PyTorch's `save_cache_artifacts`
+leaves out the shared objects of a CPU, 18 s of 27 s.) A damaged artifact is moved aside, one of another machine
+is replaced, and the runtime is compiled.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,9 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import make_folder, set_aside, snapshot_facts
+from stoker.contexts.snapshot import made_s_of, make_folder, set_aside
 from stoker.errors import ContextError
 from stoker.units import show_seconds
-
-# ---- encoder inputs
 
 
 class TokenRow(NamedTuple):
@@ -65,9 +65,6 @@ def network_inputs(
     return inputs, lengths
 
 
-# ---- compiled artifacts
-
-
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 """Compiles with this folder as the compiler's cache."""
@@ -91,15 +88,15 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
-    if snapshot_facts(place) is None and (facts := snapshot_facts(came)) is not None:
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
         had = _from(came, compile, place=place)
         if had is not None and not had.is_new:
-            return had.made, f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+            return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
         if had is not None:
             return had.made, _offered(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and snapshot_facts(place) is None:  # the disk takes nothing
+        if found is None and made_s_of(place) is None:  # the disk takes nothing
             break
         had = _Had(found[0], True) if found else _from(place, compile, place=place)
         if had is not None:
@@ -109,10 +106,9 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
 
 
 def _offered(form: str, place: Path, how: str) -> str:
-    facts = snapshot_facts(place)
-    if facts is None:
+    made_s = made_s_of(place)
+    if made_s is None:
         return _NOT_KEPT
-    made_s = float(facts.get("made_s", 0.0))
     ambient.offer_snapshot(form, place, made_s=made_s)
     return f"{how} in {show_seconds(made_s)}"
 
@@ -198,9 +194,6 @@ def inductor_cache(folder: Path) -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
         utils.clear_inductor_caches()
-
-
-# ---- compiling
 
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""The digest of a value's *content*, code included: equal in every process, and different if the content differs. A
-pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
-line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
+"""The digest of a value's *content*, code included: equal in every process, and different if the content differs.
+
+A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function,
+and line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to,
               recursively. Not file names, line numbers, or its module. It depends on Python's minor version.
@@ -25,104 +26,55 @@ import sys
 import types
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.contexts.by_value import CACHED, is_dispatcher
 from stoker.contexts.function_code import asks_where_it_lies, attribute_names, global_names
 from stoker.contexts.unpicklable import future_kind
-from stoker.contexts.user_code import ModuleSource, is_installed, source_of, version_of
+from stoker.contexts.user_code import ModuleSource, is_installed, kind_name, lookup, source_of, version_of
 from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
 from stoker.errors import RecipeError
-
-# ---- object parts
-
 
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
-class Text(NamedTuple):
-    """A string."""
-
-    text: str
-
-
-class Raw(NamedTuple):
-    """Bytes with a tag."""
-
-    tag: str
-    content: bytes
-
-
-class Value(NamedTuple):
-    """Another value. `step` leads to it from the object, for errors."""
-
-    value: Any
-    step: str = ""
-
-
-class ObjectParts(NamedTuple):
-    """An object's parts in order, and a word for its kind (empty for a single leaf)."""
-
-    tag: str
-    parts: Sequence[Text | Raw | Value]
-
-
-def parts_of(value: Any, kind: type) -> ObjectParts | None:
-    """Return the parts of an object of this type; None if it is to be taken apart by its pickle."""
+def _parts_of(value: Any, kind: type) -> tuple[str, list[Any]] | None:
+    """Return a tag and the parts of an object of this type; None if it is to be taken apart by its pickle."""
     if isinstance(value, pathlib.PurePath):
-        return ObjectParts("path", [Text(str(value))])
+        return "path", [str(value)]
     if isinstance(value, enum.Enum):
-        return ObjectParts("enum", [Value(kind), Text(value.name)])
+        return "enum", [kind, value.name]
     if isinstance(value, types.MethodType):
-        return ObjectParts("method", [Value(value.__func__), Value(value.__self__, " its object")])
+        return "method", [value.__func__, value.__self__]
     if kind in (classmethod, staticmethod):
-        return ObjectParts(kind.__name__, [Value(value.__func__)])
+        return kind.__name__, [value.__func__]
     if kind is property:
-        return ObjectParts("property", [Value(accessor) for accessor in (value.fget, value.fset, value.fdel)])
+        return "property", [value.fget, value.fset, value.fdel]
     if kind is functools.cached_property:
-        return ObjectParts("cached-property", [Value(value.func)])
+        return "cached-property", [value.func]
     if kind in _WEAK:
-        return ObjectParts(kind.__name__, [Value(set(value) if kind is weakref.WeakSet else dict(value))])
+        return kind.__name__, [set(value) if kind is weakref.WeakSet else dict(value)]
     if isinstance(value, functools.partial):
-        return ObjectParts("partial", [Value(part) for part in (value.func, value.args, value.keywords)])
+        return "partial", [value.func, value.args, value.keywords]
     if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
         owner = getattr(value, "__self__", None)
         name = f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}"
-        return ObjectParts("builtin", [Text(name), Value(None if isinstance(owner, types.ModuleType) else owner)])
+        return "builtin", [name, None if isinstance(owner, types.ModuleType) else owner]
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
-        return ObjectParts("slot", [Text(value.__name__)])
-    return _parts_of_array(value, kind)
-
-
-def kind_name(kind: type) -> str:
-    """Return a type's name with its module, unless it is a builtin one."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-# ---- arrays of numpy, tensors and storages of PyTorch
-
-
-def _parts_of_array(value: Any, kind: type) -> ObjectParts | None:
-    if _is_array(value):
-        return ObjectParts(
-            "array", [Text(str(value.dtype)), Value(tuple(value.shape)), Raw("data", bytes(value.tobytes()))]
-        )
-    if (storage := _storage_bytes(value)) is not None:
-        return ObjectParts("", [Raw("storage", storage)])
-    if _is_dense_tensor(value):
-        needs_gradient = Value(bool(value.requires_grad))
-        facts: list[Text | Raw | Value] = [
-            Text(kind_name(kind)),
-            Text(str(value.dtype)),
-            Value(tuple(value.shape)),
-            needs_gradient,
-        ]
-        return ObjectParts("tensor", [*facts, Raw("data", _tensor_bytes(value))])
+        return "slot", [value.__name__]
     return None
 
 
-def _is_array(value: Any) -> bool:
-    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject
+def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | None:
+    """Return a tag, facts, the tag of the data and the data of an array of numpy, or a tensor or storage of PyTorch."""
+    if kind is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject:
+        return "array", [str(value.dtype), tuple(value.shape)], "data", bytes(value.tobytes())
+    if (storage := _storage_bytes(value)) is not None:
+        return "", [], "storage", storage
+    if _is_dense_tensor(value):
+        facts = [kind_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
+        return "tensor", facts, "data", _tensor_bytes(value)
+    return None
 
 
 def _is_dense_tensor(value: Any) -> bool:
@@ -155,9 +107,6 @@ def _tensor_bytes(value: Any) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
-# ---- digest
-
-
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
 _CLASS_MACHINERY = frozenset({
     "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
@@ -167,8 +116,8 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return 64 hex digits for the content of these values together. Raises RecipeError for an object without content,
-    with the part by its place in `names` and the place within it."""
+    """Return 64 hex digits for the content of these values together. Raises RecipeError for an object without
+    content, with the part by its place in `names` and the place within it."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -286,6 +235,14 @@ class _DigestWalk:
         self._alive.append(value)
         feed(value)
 
+    def _by_name(self, tag: str, value: Any) -> bool:
+        """Feed an object that an installed module has under its name; False for any other."""
+        home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+        if not is_installed(home) or lookup(home, name) is not value:
+            return False
+        self._installed(tag, home, name)
+        return True
+
     def _installed(self, tag: str, home: str, name: str) -> None:
         self.open(tag, 3)
         self.text(home)
@@ -293,9 +250,7 @@ class _DigestWalk:
         self.text(version_of(home) + stamp_of(home))
 
     def _function(self, function: types.FunctionType) -> None:
-        home = function.__module__ or ""
-        if is_installed(home) and _found_by_name(function, home):
-            self._installed("installed-function", home, function.__qualname__)
+        if self._by_name("installed-function", function):
             return
         self.open("function", 7)
         self.text(function.__name__)
@@ -328,16 +283,12 @@ class _DigestWalk:
             self.visit(extra, f" attributes of {function.__name__}")
 
     def _cached(self, function: Any) -> None:
-        home = getattr(function, "__module__", "")
-        if is_installed(home) and _found_by_name(function, home):
-            self._installed("installed-function", home, function.__qualname__)
-            return
-        self.open("cached", 1)
-        self.visit(function.__wrapped__)
+        if not self._by_name("installed-function", function):
+            self.open("cached", 1)
+            self.visit(function.__wrapped__)
 
     def _dispatcher(self, function: Any) -> None:
-        if is_installed(function.__module__ or "") and _found_by_name(function, function.__module__):
-            self._installed("installed-function", function.__module__, function.__qualname__)
+        if self._by_name("installed-function", function):
             return
         self.open("dispatcher", len(function.registry))
         for kind, implementation in function.registry.items():
@@ -356,18 +307,10 @@ class _DigestWalk:
                 self.text(name)
         self.open("consts", len(code.co_consts))
         for const in code.co_consts:
-            self._const(const)
-
-    def _const(self, const: Any) -> None:
-        if isinstance(const, types.CodeType):
-            self._code(const)
-        else:
             self.visit(const)
 
     def _class(self, kind: type) -> None:
-        home = kind.__module__
-        if is_installed(home) and _found_by_name(kind, home):
-            self._installed("installed-class", home, kind.__qualname__)
+        if self._by_name("installed-class", kind):
             return
         self.open("class", 4)
         self.text(kind.__name__)
@@ -434,23 +377,25 @@ class _DigestWalk:
     def _object(self, value: Any, kind: type) -> None:
         if isinstance(value, types.MappingProxyType):
             self._mapping(dict(value))
-        elif (found := parts_of(value, kind)) is not None:
-            self._parts(found)
+        elif (found := _parts_of(value, kind)) is not None:
+            self._parts(*found)
+        elif (array := _array_data(value, kind)) is not None:
+            tag, facts, data_tag, data = array
+            if tag:
+                self._parts(tag, facts, more=1)
+            self.raw(data_tag, data)
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
         else:
             self._reduced(value, kind)
 
-    def _parts(self, found: ObjectParts) -> None:
-        if found.tag:
-            self.open(found.tag, len(found.parts))
-        for part in found.parts:
-            if isinstance(part, Text):
-                self.text(part.text)
-            elif isinstance(part, Raw):
-                self.raw(part.tag, part.content)
+    def _parts(self, tag: str, parts: list[Any], *, more: int = 0) -> None:
+        self.open(tag, len(parts) + more)
+        for number, part in enumerate(parts):
+            if type(part) is str:
+                self.text(part)
             else:
-                self.visit(self._keep(part.value), part.step)
+                self.visit(self._keep(part), " its object" if tag == "method" and number == 1 else "")
 
     def _keep(self, value: Any) -> Any:
         self._alive.append(value)
@@ -478,10 +423,3 @@ class _DigestWalk:
 
 
 _PLACE = re.compile(r"argument\['?(\w+)'?\]")
-
-
-def _found_by_name(value: Any, home: str) -> bool:
-    found: Any = sys.modules.get(home)
-    for name in getattr(value, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is value

@@ -1,5 +1,6 @@
-"""Ready-made contexts: an encoder for embeddings and classification, and families of its runtimes. from stoker import
-app, encoder_family
+"""Ready-made contexts: an encoder for embeddings and classification, and families of its runtimes.
+
+    from stoker import app, encoder_family
 
     @app(context=encoder_family("models/all-MiniLM-L6-v2", lengths=[32, 64, 128, 256]))
     def embed(model, texts):
@@ -40,13 +41,10 @@ from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_p
 from stoker.contexts.model_source import TokenCounter
 from stoker.errors import InputTooLongError
 
-# ---- encoder
-
-
 _PRELOAD = (
     "torch",
     "transformers",
-    "stoker.contexts.encoding",
+    "stoker.contexts.encoder_loading",
     "transformers:AutoModel",
     "transformers:AutoTokenizer",
     "transformers:AutoConfig",
@@ -56,12 +54,12 @@ _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
 
 
-@context
+@context  # the key of a recipe holds this function's code, with its docstring and its import
 def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
     """Load the model once; the process then serves call after call."""
-    from stoker.contexts.encoding import load_encoder  # it loads torch, which only a library may do
+    from stoker.contexts.encoder_loading import load_encoder  # it loads torch, which only a library may do
 
     return load_encoder(path, dtype=dtype, threads=threads, length=length, batch=batch, compiled=compiled)
 
@@ -86,14 +84,20 @@ def encoder(
     keep_alive: str | float | None = None,
 ) -> Recipe:
     """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and
-    `classify`. Args: path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the
-    pilot. Or a name on the model hub, which the library downloads. dtype: `float32`, `bfloat16`, `float16` (or
-    `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's own on a GPU. threads: Threads of one
-    library on a CPU; 0 leaves the pilot's setting (one a core). length: Makes the context a *runtime* that pads
-    each text to this many tokens, 3 or more; a longer text raises InputTooLongError unless it is truncated. 0:
-    batches are as long as their texts. batch: Texts in a runtime's batch, padding included. compiled: `"auto"`
-    compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails the load. slots:
-    Calls that run at once in one library; their texts are computed in batches together.
+    `classify`.
+
+    Args:
+        path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot. Or a
+            name on the model hub, which the library downloads.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the
+            model's own on a GPU.
+        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
+        length: Makes the context a *runtime* that pads each text to this many tokens, 3 or more; a longer text
+            raises InputTooLongError unless it is truncated. 0: batches are as long as their texts.
+        batch: Texts in a runtime's batch, padding included.
+        compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure
+            fails the load.
+        slots: Calls that run at once in one library; their texts are computed in batches together.
 
     The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that
     the model does not read, and for options of a runtime without a `length`.
@@ -150,12 +154,6 @@ def _refuse_longer(length: int, longest: int, *, model: str) -> None:
 sys.modules[__name__].__class__ = CallableModule
 
 
-# ---- encoder runtimes
-
-
-# ---- runtime family
-
-
 class Family(msgspec.Struct, frozen=True):
     """The runtimes of one model, the shortest first. `count` returns the input length in tokens of a call's first
     argument; None: each call says it itself (`features={"input_length": ...}`)."""
@@ -195,9 +193,6 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
     return Family(tuple(recipes), count)
 
 
-# ---- encoder runtimes
-
-
 def encoder_family(
     path: str | os.PathLike[str],
     *,
@@ -206,13 +201,15 @@ def encoder_family(
     truncate: bool = False,
     **options: Any,
 ) -> Family:
-    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s. A call's
-    first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts. Raises
-    RecipeError for lengths that the model does not read, and without a kept profile.
+    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s.
+
+    A call's first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts.
+    Raises RecipeError for lengths that the model does not read, and without a kept profile.
 
     Args:
         path: As in `encoder`.
-        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has kept.
+        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has
+            kept.
         texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally
             likely.
         truncate: The function truncates texts, so longer ones go to the longest runtime.

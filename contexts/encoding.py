@@ -1,11 +1,12 @@
-"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take. An
-embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`). A
-sentence-transformers folder names one (`model_source`); else it is the mean. Padding is masked, so results do not
-depend on the batch, beyond rounding. Calls of several slots share batches of like length (`joined_batches`). A
-*runtime* computes every batch in one shape, so that it can be compiled (Arlo §3.1).
+"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
+
+An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's
+(`last`). A sentence-transformers folder names one (`model_source`); else it is the mean. Padding is masked, so
+results do not depend on the batch, beyond rounding. Calls of several slots share batches of like length
+(`joined_batches`). A *runtime* computes every batch in one shape, so that it can be compiled (Arlo §3.1).
 
 The profile (Arlo §3.3, Fig. 2) uses texts a token shorter than their length, so that padding is masked. Lengths
-take turns, so that a slow machine slows all of them. It loads torch: only libraries import it.
+take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations
@@ -15,25 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
-from transformers.utils import cached_file
 
 from stoker.contexts import ambient
 from stoker.contexts.compiling import (
     Compiler,
-    Runtime,
     RuntimeShape,
     TokenRow,
     compile_runtime,
@@ -44,17 +36,9 @@ from stoker.contexts.compiling import (
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
-from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text, sentence_facts
+from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
 from stoker.contexts.prompts import AT_ONCE
-from stoker.contexts.streamed_model import StreamedWeights, be_quiet, dtype_of
 from stoker.errors import InputTooLongError, RecipeError
-from stoker.units import show_seconds
-
-# ---- encoding
-
-
-# ---- length profiling
-
 
 REPEATS = 30
 _FEWEST_REPEATS = 5
@@ -66,37 +50,8 @@ Told = Callable[[float, float], None]
 """Takes the progress and its total."""
 
 
-class TimedRuntime(Runtime, Protocol):
-    """A runtime of the model."""
-
-    @property
-    def is_compiled(self) -> bool:
-        """True once it is."""
-
-    def time_batch(self) -> float:
-        """Return the seconds of one batch."""
-
-    def close(self) -> None:
-        """End its compute thread."""
-
-
-class MeasuredEncoder(Protocol):
-    """The model to measure: an `EncoderModel`, or a stand-in in a test."""
-
-    name: str
-    longest: int
-    model: Any
-
-    @property
-    def device(self) -> str:
-        """As PyTorch names it."""
-
-    def as_runtime(self, length: int) -> TimedRuntime:
-        """Return a runtime with its weights."""
-
-
 def profile_lengths(
-    model: MeasuredEncoder,
+    model: EncoderModel,
     lengths: Sequence[int] = (),
     *,
     step: int = 0,
@@ -106,18 +61,23 @@ def profile_lengths(
     told: Told | None = None,
 ) -> EncoderProfile:
     """Return the profile of a model over these rising lengths; without any, over `usual_lengths` with this `step`.
+
     `dtype` and `compiled` as the runtimes will have them. Raises RecipeError for lengths that do not rise or that
-    the model does not read, and ContextError for a runtime that has to be compiled and cannot be."""
+    the model does not read, and ContextError for a runtime that has to be compiled and cannot be.
+    """
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
-    told = told or _tell_nobody
+    told = told or (lambda *_: None)
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
         samples, is_compiled = _one_after_the_other(model, asked, compiled=compiled, repeats=repeats, told=told)
     else:
         samples = _in_turns(model, asked, repeats=repeats, told=told)
     return EncoderProfile(
-        lengths=tuple(_length_time(tokens, taken) for tokens, taken in samples.items()),
+        lengths=tuple(
+            LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
+            for tokens, taken in samples.items()
+        ),
         name=model.name,
         dtype=dtype,
         computed_dtype=str(model.model.dtype).removeprefix("torch."),
@@ -135,7 +95,7 @@ Samples = dict[int, list[float]]
 """The seconds that batches of each length took."""
 
 
-def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -152,7 +112,7 @@ def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, t
 
 
 def _one_after_the_other(
-    model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
+    model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     samples: Samples = {}
     compiled_all = True
@@ -172,23 +132,11 @@ def _one_after_the_other(
     return samples, compiled_all
 
 
-def _tell_nobody(done: float, total: float) -> None:
-    del done, total
-
-
-def _length_time(tokens: int, taken: Sequence[float]) -> LengthTime:
-    middle = median(taken)
-    return LengthTime(tokens, middle, median(abs(each - middle) for each in taken))
-
-
 def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
         raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
         raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads {longest} at the most")
-
-
-# ---- encoding
 
 
 Text = str | tuple[str, str]
@@ -243,8 +191,8 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return how many calls a library runs at once. A runtime runs as many as it has texts in a batch: a scheduler
-        by lengths counts waiting calls (Arlo §3.4)."""
+        """Return how many calls a library runs at once. A runtime runs as many as it has texts in a batch: a
+        scheduler by lengths counts waiting calls (Arlo §3.4)."""
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
@@ -267,8 +215,8 @@ class EncoderModel:
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Compile a runtime's network, and compute in the compiler's thread from now on. A model with a classification
-        head is compiled for `classify` alone. If compiling raises, the runtime is unchanged."""
+        """Compile a runtime's network, and compute in the compiler's thread from now on. A model with a
+        classification head is compiled for `classify` alone. If compiling raises, the runtime is unchanged."""
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
@@ -306,9 +254,12 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """Return the embedding of each text, of length 1 with `normalize`. `pooling`: `mean`, `cls` or `last`; empty:
-        the model's own. At most `batch_size` texts are computed at a time. Raises ValueError for a text of more
-        tokens than the model reads (InputTooLongError for a runtime), unless `truncate` cuts it."""
+        """Return the embedding of each text, of length 1 with `normalize`.
+
+        `pooling`: `mean`, `cls` or `last`; empty: the model's own. At most `batch_size` texts are computed at a
+        time. Raises ValueError for a text of more tokens than the model reads (InputTooLongError for a runtime),
+        unless `truncate` cuts it.
+        """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
         )
@@ -340,10 +291,12 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each of the model's labels for each text, or pair of texts. Probabilities of one
-        text sum to 1, unless the model's config makes its labels independent, or it has one label. A regression
-        model returns its numbers. Other arguments and errors as in `embed`; ValueError without a classification
-        head."""
+        """Return the probability of each of the model's labels for each text, or pair of texts.
+
+        Probabilities of one text sum to 1, unless the model's config makes its labels independent, or it has one
+        label. A regression model returns its numbers. Other arguments and errors as in `embed`; ValueError
+        without a classification head.
+        """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
         rows = self._rows(texts, truncate=truncate)
@@ -453,47 +406,4 @@ def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
     )
 
 
-# ---- encoder loading
-
-
 log = logging.getLogger(__name__)
-
-
-def load_encoder(
-    path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
-) -> EncoderModel:
-    """Load the encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`. Raises
-    Transformers' errors for an unreadable model, RecipeError for a runtime longer than the model reads, and
-    ContextError for one that has to be compiled and cannot be."""
-    began = time.monotonic()
-    if threads:
-        torch.set_num_threads(threads)
-    be_quiet()
-    device = ambient.device()
-    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
-    config = AutoConfig.from_pretrained(path, **more)
-    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-    kind = AutoModelForSequenceClassification if classifies else AutoModel
-    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), device=device, **more) as weights:
-        tokenizer = AutoTokenizer.from_pretrained(path, **more)
-        facts = sentence_facts(lambda name: _file_of(path, name))
-        network = weights.model(kind)
-    took = show_seconds(time.monotonic() - began)
-    log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
-    runtime = RuntimeShape(length, batch) if length else None
-    model = EncoderModel(
-        network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
-        source=ambient.object_at(path) or path, runtime=runtime,
-    )  # fmt: skip
-    if runtime is not None:
-        compile_runtime(model, compiled)
-    return model
-
-
-def _file_of(path: str, name: str) -> str | None:
-    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
-    try:
-        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
-        return place.read_text()
-    except OSError:
-        return None

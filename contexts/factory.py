@@ -1,5 +1,7 @@
-"""`@context`: from a loader to recipes. @context(memory="4 GB")              nothing is loaded, here or on the next
-line def llm(path): ...
+"""`@context`: from a loader to recipes.
+
+    @context(memory="4 GB")              nothing is loaded, here or on the next line
+    def llm(path): ...
 
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
@@ -15,30 +17,35 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from stoker.contexts import payload_layout
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import SourceLines, how_it_yields, is_async, made_recipe
+from stoker.contexts.function_code import Captured, SourceLines, how_it_yields, is_async
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
 from stoker.contexts.payloads import dumps_code
 from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
 
-# ---- loaders
-
-
+Loader = Callable[..., Any]
 _MOST = 1_000
 _LONGEST = 300
-_made: OrderedDict[str, tuple[weakref.ref[Any], dict[str, Any]]] = OrderedDict()
+_made: OrderedDict[str, _Made] = OrderedDict()
 
 
-def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Remember the loader of a recipe, if it can be held weakly and its arguments bound by name."""
-    try:
+class _Made(NamedTuple):
+    loader: weakref.ref[Any]
+    arguments: dict[str, Any] | None
+    captured: Captured
+
+
+def _remember(key: str, loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    plain = None
+    with suppress(TypeError, ValueError):
         bound = inspect.signature(loader).bind(*args, **kwargs)
         bound.apply_defaults()
         plain = {
@@ -46,25 +53,25 @@ def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             for name, value in bound.arguments.items()
             if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
         }
-        _made[key] = (weakref.ref(loader), plain)
-    except (TypeError, ValueError):
-        return
-    _made.move_to_end(key)
-    if len(_made) > _MOST:
-        _made.popitem(last=False)
+    with suppress(TypeError):  # it cannot be held weakly
+        _made[key] = _Made(weakref.ref(loader), plain, Captured(loader))
+        _made.move_to_end(key)
+        if len(_made) > _MOST:
+            _made.popitem(last=False)
 
 
-def loader_of(key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
     """Return the loader of a recipe and its plain arguments; None if this process did not make the recipe."""
     known = _made.get(key)
-    loader = known[0]() if known is not None else None
-    return (loader, known[1]) if known is not None and loader is not None else None
+    loader = known.loader() if known is not None else None
+    return None if known is None or known.arguments is None or loader is None else (loader, known.arguments)
 
 
-# ---- factory
-
-
-Loader = Callable[..., Any]
+def changed_since_made(key: str) -> str:
+    """Return the first name of a recipe's loader that was bound to another object since, or an empty string."""
+    known = _made.get(key)
+    loader = known.loader() if known is not None else None
+    return known.captured.changed(loader) if known is not None and loader is not None else ""
 
 
 class RecipeFactory:
@@ -136,19 +143,26 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs. Args: memory:
-    Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured. device_memory: Limit of memory on
-    each of its devices. disk: A pilot with less free scratch space does not load it. devices: Number of devices of
-    a library. kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any. slots:
-    Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else 1.
-    load_limit: A loader that runs longer has failed. files: Paths, or names of the loader's parameters that are
-    paths. They travel to the pilot, and the loader gets the local path. preload: Modules that a pilot imports
-    before it forks libraries; by default those that the loader imports. awareness: How much outlives a call:
-    `full`, `disk` or `none`. calls_per_library: End a library after this many calls; 1 if less than everything
-    outlives a call. min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this
-    program and not part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
-    max_libraries: Most libraries that are loaded at once. keep_alive: Unload a library that has been idle for this
-    time.
+    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
+
+    Args:
+        memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
+        device_memory: Limit of memory on each of its devices.
+        disk: A pilot with less free scratch space does not load it.
+        devices: Number of devices of a library.
+        kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
+        slots: Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`,
+            else 1.
+        load_limit: A loader that runs longer has failed.
+        files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader
+            gets the local path.
+        preload: Modules that a pilot imports before it forks libraries; by default those that the loader imports.
+        awareness: How much outlives a call: `full`, `disk` or `none`.
+        calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
+        min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and
+            not part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
+        max_libraries: Most libraries that are loaded at once.
+        keep_alive: Unload a library that has been idle for this time.
 
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
@@ -169,8 +183,10 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of a plain loader and its arguments; `needs` are the options of `@context`. The paper's
-    `parsl_spec = {'context': [load_model, [path], {}]}` becomes this."""
+    """Return the recipe of a plain loader and its arguments; `needs` are the options of `@context`.
+
+    The paper's `parsl_spec = {'context': [load_model, [path], {}]}` becomes this.
+    """
     if isinstance(loader, RecipeFactory):
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
@@ -221,8 +237,7 @@ def make_recipe(
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    made_recipe(digest[:32], loader)
-    made(digest[:32], loader, *given)
+    _remember(digest[:32], loader, *given)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",

@@ -1,9 +1,10 @@
-"""The user's state folder on this machine, and the folder in which a program runs. `STOKER_HOME` names the state
-folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster may share it, so a pilot
-sets `STOKER_SNAPSHOTS` to a folder on its own disk.
+"""The user's state folder on this machine, and the folder in which a program runs.
 
-Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
-other machines the folder must be on a shared file system: two nodes with one disk image have the same inodes.
+`STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a
+cluster may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
+
+Another process sees the program's folder if the inode is the same, and on the program's machine also the device.
+On other machines the folder must be on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ import os
 from pathlib import Path
 
 import msgspec
-
-# ---- state
-
 
 SNAPSHOTS = "STOKER_SNAPSHOTS"
 """The variable that names the folder of snapshots."""
@@ -34,9 +32,6 @@ def snapshot_folder() -> Path:
     """Return the folder of model snapshots: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
-
-
-# ---- program folder
 
 
 _OF_ONE_MACHINE = frozenset({

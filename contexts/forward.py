@@ -1,15 +1,17 @@
-"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels. Rows
-are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in every
-batch. A prompt and all its labels are one pass (`prefill_with_tails`): a mask lets each label see the prompt and
-itself (the tree attention of SpecInfer, arXiv:2305.09781). The first use tests whether the architecture takes such
-a mask.
+"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-The keys and values (KV) of a beginning that prompts share are computed once. The template is found without a hint:
+Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding)
+in every batch. A prompt and all its labels are one pass (`prefill_with_tails`): a mask lets each label see the
+prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). The first use tests whether the
+architecture takes such a mask.
+
+The keys and values (KV) of a beginning that prompts share are computed once. The template is found without a
+hint:
 
 - The last few prompts are kept whole (*recent*). A new prompt that begins like one of them turns that beginning
-into a *shared* prefix, at no cost. - A longer beginning becomes another shared prefix only if it is longer by some
-tokens: two claims that both start with "The" should not displace the template. - Both kinds share a limit in bytes;
-shared prefixes are dropped least recently used first.
+into a *shared* prefix, at no cost. - A longer beginning becomes another shared prefix only if it is longer by
+some tokens: two claims that both start with "The" should not displace the template. - Both kinds share a limit in
+bytes; shared prefixes are dropped least recently used first.
 """
 
 from __future__ import annotations
@@ -18,13 +20,11 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers import DynamicCache
-
-# ---- prefixes
-
 
 KV = TypeVar("KV")
 
@@ -34,15 +34,13 @@ _LONGER = 8
 _RECENT = 8
 
 
+@dataclass(eq=False, slots=True)
 class Prefix(Generic[KV]):
     """Tokens and their KV; `size_bytes` is the size of the KV."""
 
-    __slots__ = ("ids", "kv", "size_bytes")
-
-    def __init__(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        self.ids = ids
-        self.kv = kv
-        self.size_bytes = size_bytes
+    ids: tuple[int, ...]
+    kv: KV
+    size_bytes: int
 
 
 class PrefixCache(Generic[KV]):
@@ -152,12 +150,6 @@ def _part(prefix: Prefix[KV], length: int) -> int:
     return prefix.size_bytes * length // max(1, len(prefix.ids))
 
 
-# ---- forward
-
-
-# ---- forward
-
-
 log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
@@ -165,15 +157,14 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[1, heads, tokens, size]`."""
 
 
-class PrefilledBatch:
+class PrefilledBatch(NamedTuple):
     """Rows whose prompts were computed: `logits` after each row's last token `[rows, vocabulary]`, their cache, the
     length of each row and the width (longest row) of the cache."""
 
-    def __init__(self, *, logits: torch.Tensor, cache: Any, lengths: list[int], width: int) -> None:
-        self.logits = logits
-        self.cache = cache
-        self.lengths = lengths
-        self.width = width
+    logits: torch.Tensor
+    cache: Any
+    lengths: list[int]
+    width: int
 
 
 class ModelRunner:
@@ -270,7 +261,7 @@ class ModelRunner:
         cache = output.past_key_values
         if tree is not None:
             cache.crop(-tree.width)
-        batch = PrefilledBatch(logits=logits, cache=cache, lengths=lengths, width=start + longest)
+        batch = PrefilledBatch(logits, cache, lengths, start + longest)
         if self.shares and keep:
             layers = _layers(cache)
             if len(rows) > 1:
@@ -386,9 +377,6 @@ def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
 
 
-# ---- scoring
-
-
 def go_on() -> None:
     """Check nothing: the default of scorings that nothing stops."""
 
@@ -406,8 +394,10 @@ class TailScorer(Protocol):
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
         """Return the log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`.
+
         `prefix` is what the caller has put before every row. `batch_size` rows are computed at a time, where that
-        is a choice. `check` is called before each pass through the model; if it raises, the scoring ends."""
+        is a choice. `check` is called before each pass through the model; if it raises, the scoring ends.
+        """
 
 
 class RunnerScorer:

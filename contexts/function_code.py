@@ -1,11 +1,13 @@
-"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures. The
-source lines of a notebook's cell exist in the notebook's process alone. A `SourceLines` behind a function in a
-value to pickle (`payloads`) makes them travel, and the `linecache` of the other process shows them in tracebacks.
+"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures.
 
-`Captured` compares by identity what a function of the user's travels with: globals, closure, defaults, attributes,
-and the user's own functions among these. If all are immutable, the function's bytes stay valid until a name is
-bound to another object. If one is mutable, the caller pickles the function at every call. No code of the user's
-runs here.
+The source lines of a notebook's cell exist in the notebook's process alone. A `SourceLines` behind a function in
+a value to pickle (`payloads`) makes them travel, and the `linecache` of the other process shows them in
+tracebacks.
+
+`Captured` compares by identity what a function of the user's travels with: globals, closure, defaults,
+attributes, and the user's own functions among these. If all are immutable, the function's bytes stay valid until
+a name is bound to another object. If one is mutable, the caller pickles the function at every call. No code of
+the user's runs here.
 """
 
 from __future__ import annotations
@@ -21,21 +23,13 @@ import operator
 import os
 import pathlib
 import re
-import sys
 import types
 import typing
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.contexts.user_code import is_installed
-
-# ---- function code
-
-
-# ---- bytecode
-
+from stoker.contexts.user_code import is_installed, lookup
 
 Found = TypeVar("Found")
 
@@ -111,9 +105,6 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
     return frozenset().union(*inner)
 
 
-# ---- callables
-
-
 def plain(function: Callable[..., Any]) -> Any:
     """Return the function that runs in the end: under partials, and the `__call__` of an object."""
     while isinstance(function, functools.partial):
@@ -147,9 +138,6 @@ def gives_pieces(function: Callable[..., Any]) -> bool:
 
 def _yields(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-
-
-# ---- source lines
 
 
 LIMIT_CHARACTERS = 65_536
@@ -195,9 +183,6 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # without a time it is never checked again
-
-
-# ---- captured
 
 
 _MOST_FUNCTIONS = 1_000
@@ -260,9 +245,7 @@ class Captured:
 
     def changed(self, function: Any) -> str:
         """Return the first name that is bound to another object now, or an empty string."""
-        if self._own is None:
-            return ""
-        name = self._own.changed(function)
+        name = self._own.changed(function) if self._own is not None else ""
         if name or not self._helpers:
             return name
         for held, names in self._helpers:
@@ -294,20 +277,18 @@ class _FunctionNames:
                 self._strong[place] = None
 
     def changed(self, function: types.FunctionType) -> str:
-        if function.__code__ is not self._code:
-            return self.name
         now, known = _objects(function, self.used), self._strong
-        if len(now) == len(known):
-            for place, held in self._weak:
-                value = held()
-                if value is None or value is not now[place]:
-                    return _names(function)[place]
-                now[place] = None
-            if all(map(operator.is_, now, known)):
-                return "" if _annotations(function) == self.annotations else self.name
-            names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
-            return next((name for name, a, b in names if a is not b), self.name)
-        return self.name
+        if function.__code__ is not self._code or len(now) != len(known):
+            return self.name
+        for place, held in self._weak:
+            value = held()
+            if value is None or value is not now[place]:
+                return _names(function)[place]
+            now[place] = None
+        if all(map(operator.is_, now, known)):
+            return "" if _annotations(function) == self.annotations else self.name
+        names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
+        return next((name for name, a, b in names if a is not b), self.name)
 
 
 def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
@@ -371,34 +352,4 @@ def _is_immutable(value: Any) -> bool:
 
 def _is_found_by_name(value: Any, home: Any, name: str) -> bool:
     """True for what an installed module has under its name: it travels by this name."""
-    if type(home) is not str or not is_installed(home):
-        return False
-    found: Any = sys.modules.get(home)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-# ---- recipes
-
-_MADE = 256
-_made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
-"""The loaders of the recipes that this program made last, by key."""
-
-
-def made_recipe(key: str, loader: Callable[..., Any]) -> None:
-    """Remember the objects that a loader's names refer to when a recipe is made of it."""
-    try:
-        _made[key] = (weakref.ref(loader), Captured(loader))
-    except TypeError:
-        return
-    _made.move_to_end(key)
-    if len(_made) > _MADE:
-        _made.popitem(last=False)
-
-
-def changed_since_made(key: str) -> str:
-    """Return the first name of a recipe's loader that was bound to another object since, or an empty string."""
-    known = _made.get(key)
-    loader = known[0]() if known is not None else None
-    return known[1].changed(loader) if known is not None and loader is not None else ""
+    return type(home) is str and is_installed(home) and lookup(home, name) is value

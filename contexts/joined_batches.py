@@ -1,10 +1,11 @@
-"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes. A
-caller adds its rows and waits. One caller at a time *leads*: it computes batches of its longest row and rows of
+"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
+
+A caller adds its rows and waits. One caller at a time *leads*: it computes batches of its longest row and rows of
 like length from all callers until its own are done; then the caller that has waited longest leads. No thread is
 made, and a single caller never waits. The waiting rows of a stopped call leave.
 
-A batch's longest row has at most twice the tokens of its shortest and a few more. A batch has no more rows than any
-caller in it asked for.
+A batch's longest row has at most twice the tokens of its shortest and a few more. A batch has no more rows than
+any caller in it asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`; and how a library loads
-it. Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's
-engine (`inference/`), which one thread steps. Verification scores labels ("true", "false") instead of generating:
-the prompt is read once for all labels (`forward`), between two steps of the batch. With vLLM the engine reads the
+it.
+
+Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
+(`inference/`), which one thread steps. Verification scores labels ("true", "false") instead of generating: the
+prompt is read once for all labels (`forward`), between two steps of the batch. With vLLM the engine reads the
 weights and scores labels.
 
 Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
@@ -26,10 +28,10 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
-from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
+from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.snapshot import load_parts
 from stoker.contexts.step_times import StepProfile, StepTimes
@@ -37,9 +39,6 @@ from stoker.contexts.streamed_model import be_quiet, dtype_of
 from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError
 from stoker.units import show_bytes, show_seconds
-
-# ---- language model
-
 
 _SCORED_AT_ONCE = 8
 """Prompts whose labels are scored between two steps of the batch."""
@@ -49,8 +48,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
     """An engine that reads the model's weights itself and scores with them: vLLM."""
 
     prompts: PromptReader
-    chosen: str
-    """Why it is this engine, for people."""
+
     device: str
     reused_tokens: int
     """Prompt tokens that it has not read again."""
@@ -59,19 +57,6 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
     def forget_prefixes(self) -> None:
         """Drop kept prefixes of earlier prompts."""
-
-
-class _EngineMaker:
-    """Makes the engine of a Transformers model. It does not hold the context, so a dropped context can end."""
-
-    def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
-        self.why = ""
-        self._make = make
-
-    def make(self) -> InferenceEngine:
-        """Return the engine. Raises ValueError if the model cannot have the named one."""
-        made, self.why = self._make()
-        return made
 
 
 class CausalLM:
@@ -97,16 +82,20 @@ class CausalLM:
         """How it was loaded, for people."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
-        self._maker: _EngineMaker | None = None
+
         self._scorer: TailScorer
         self._steps = StepCollector()
         if isinstance(engine, str):
-            self._prompts = _prompt_reader(model, tokenizer)
+            configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+            longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+            self._prompts = PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
-            make = partial(own_engine, engine=engine, cache_bytes=cache_bytes, took=self._steps.took, graphs=graphs)
-            self._maker = _EngineMaker(partial(make, self._runner, self._prompts.texts()))
-            self._thread = EngineThread(self._maker.make, computing=computing_on(str(self._runner.device)))
+            make = partial(
+                own_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
+                took=self._steps.took, graphs=graphs,
+            )  # fmt: skip
+            self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
                 _ = self._thread.engine  # one that the model cannot have is refused now
         else:
@@ -135,10 +124,7 @@ class CausalLM:
     @property
     def engine_chosen(self) -> str:
         """Why this engine writes, for people."""
-        if self._own is not None:
-            return self._own.chosen
-        _ = self._thread.engine  # it may not have been made yet
-        return self._maker.why if self._maker is not None else ""
+        return self._thread.engine.chosen
 
     @property
     def reused_tokens(self) -> int:
@@ -277,9 +263,11 @@ class CausalLM:
         stop: Sequence[str] = (),
         prefix: str = "",
     ) -> list[str]:
-        """Return the continuation of each prompt, special tokens left out. A text ends at the model's end token, at
-        one of the `stop` texts (which is left out), or at `max_new_tokens`. Raises ValueError for an empty
-        prompt, and for more tokens than the model reads or its cache holds, before any text is complete.
+        """Return the continuation of each prompt, special tokens left out.
+
+        A text ends at the model's end token, at one of the `stop` texts (which is left out), or at
+        `max_new_tokens`. Raises ValueError for an empty prompt, and for more tokens than the model reads or its
+        cache holds, before any text is complete.
 
         Args:
             prompts: The texts to continue.
@@ -305,8 +293,10 @@ class CausalLM:
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces as they are written; together they are what `generate`
-        returns. Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the
-        request."""
+        returns.
+
+        Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the request.
+        """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
@@ -326,10 +316,13 @@ class CausalLM:
         engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens
-        a place. `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names:
-        `ignore_eos` and `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`,
-        `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as
-        `generate` does, and for an option that the engine does not honour."""
+        a place.
+
+        `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names: `ignore_eos`
+        and `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`,
+        `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as `generate` does, and for
+        an option that the engine does not honour.
+        """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -349,8 +342,11 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
-        """Yield the tokens of `complete` as they are written; the last has a `finish_reason`. Raises ValueError as
-        `complete` does, when it is called or before the first token. An iterator that is closed ends the request."""
+        """Yield the tokens of `complete` as they are written; the last has a `finish_reason`.
+
+        Raises ValueError as `complete` does, when it is called or before the first token. An iterator that is
+        closed ends the request.
+        """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -363,9 +359,12 @@ class CausalLM:
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
         """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <=
-        0. A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every
+        0.
+
+        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every
         prompt and computed once; without it, the shared beginning is found. `batch_size` prompts are computed at
-        a time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads."""
+        a time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores wants labels, none of them empty; it got {list(labels)!r}")
@@ -384,15 +383,6 @@ class CausalLM:
             )  # fmt: skip
             scores += self._thread.run(some)
         return scores
-
-
-def _prompt_reader(model: Any, tokenizer: Any) -> PromptReader:
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    return PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)
-
-
-# ---- model loading
 
 
 log = logging.getLogger(__name__)
@@ -423,9 +413,12 @@ def load_model(
     if why:
         if graphs:
             log.info("graphs=True has no effect on vLLM, which captures its own graphs")
-        made = _load_vllm(path, dtype=wanted, device=device, name=name, why=why, began=began)
-        log.info("model %s in vLLM on %s (%s): %s", path, device, why, made.origin)
-        return made
+        from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
+
+        serving, how = start_engine(path, dtype=wanted, device=device, name=name, why=why)
+        origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
+        log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
+        return CausalLM(None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving)
     loaded, how = load_parts(path, dtype=wanted, device=device, snapshot=snapshot, name=name)
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     if loaded.weights:
@@ -460,11 +453,3 @@ def _broken(error: Exception, *, asked: bool) -> str:
         ) from error
     log.warning("vLLM is installed and does not import (%s); the default engine writes", error)
     return ""
-
-
-def _load_vllm(path: str, *, dtype: Any, device: str, name: str, why: str, began: float) -> CausalLM:
-    from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
-
-    engine, how = start_engine(path, dtype=dtype, device=device, name=name, why=why)
-    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
-    return CausalLM(None, engine.prompts.tokenizer, name=Path(path).name, origin=origin, engine=engine)

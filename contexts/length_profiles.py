@@ -1,5 +1,6 @@
-"""Measured times of texts of each length on an encoder, and the lengths worth a runtime (Arlo §3.3, Fig. 2). <state
-folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
+"""Measured times of texts of each length on an encoder, and the lengths worth a runtime (Arlo §3.3, Fig. 2).
+
+    <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
 A *runtime* pads every text to its own length. Within a step of the latency staircase padding is free; where
 latency rises steadily, each further runtime helps less. The chosen lengths have the lowest mean latency of the
@@ -26,9 +27,6 @@ from stoker.contexts.model_source import model_source, shown_name
 from stoker.contexts.objects import object_of
 from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
-
-# ---- runtime lengths
-
 
 MOST_RUNTIMES = 8
 """As many as the paper compiles for BERT: 512 tokens in steps of 64."""
@@ -101,9 +99,6 @@ def _best_of_each_count(
         costs, ways = further, chosen
         found.append((costs[-1], ways[-1]))
     return found
-
-
-# ---- length profiles
 
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub. An
-entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
-import their parts when an attribute is touched.
+"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
+
+An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some
+packages import their parts when an attribute is touched.
 
 Without internet, `huggingface_hub` retries six times a file, half a minute each. `HubWatch` reads its log while a
 loader runs, and switches to local files if the hub cannot be reached, as with `HF_HUB_OFFLINE=1`.
@@ -27,8 +28,6 @@ from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed, source_of
 from stoker.errors import RecipeError
 from stoker.units import MOST_AT_ONCE
-
-# ---- loading
 
 
 class ObjectPath:
@@ -69,8 +68,11 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded
-    context says. The context's method `slots(device_memory_bytes)` is called once, with 0 if the recipe declares no
-    memory; without the method the answer is 1. Raises RecipeError for an answer that is no whole number from 1 on."""
+    context says.
+
+    The context's method `slots(device_memory_bytes)` is called once, with 0 if the recipe declares no memory;
+    without the method the answer is 1. Raises RecipeError for an answer that is no whole number from 1 on.
+    """
     if recipe.slots:
         return recipe.slots
     method = getattr(context, "slots", None)
@@ -106,15 +108,12 @@ def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     return value
 
 
-# ---- preload
-
-
 _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports or refers to as globals, then `module:attribute`. The user's own
-    modules may not exist on a pilot, and standard modules load fast, so neither is listed."""
+    """Return top-level modules that a loader imports or refers to as globals, then `module:attribute`. The user's
+    own modules may not exist on a pilot, and standard modules load fast, so neither is listed."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -142,9 +141,6 @@ def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
 
 def _in_stdlib(top: str) -> bool:
     return top in sys.stdlib_module_names
-
-
-# ---- hub
 
 
 ANSWER_S = 4

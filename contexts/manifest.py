@@ -1,8 +1,9 @@
-"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified. A manifest
-lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who knows the name
-verifies the manifest from any sender, and with it every part. This is a hash tree of one level, as in BitTorrent:
-an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so digests can be remembered by a file's
-`stat`.
+"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
+
+A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who
+knows the name verifies the manifest from any sender, and with it every part. This is a hash tree of one level, as
+in BitTorrent: an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so digests can be remembered
+by a file's `stat`.
 
 The encoding gives each field its length, so different contents never encode alike:
 
@@ -89,8 +90,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes. The result is safe to
-    write to a disk: no name climbs out of the object, and none is below a link."""
+    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes.
+
+    The result is safe to write to a disk: no name climbs out of the object, and none is below a link.
+    """
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -162,9 +165,6 @@ def is_right(piece: Piece, data: memoryview) -> bool:
             return False
         offset += part.size_bytes
     return offset == len(data)
-
-
-# ---- inside
 
 
 def _frame(*fields: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """Facts about a model before it is loaded: its place, longest input, pooling, cache size, and token counts of texts.
+
 They are read from the model's files without a GPU library, so a login node can check a recipe. A policy that
-shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request."""
+shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,6 @@ import msgspec
 
 from stoker.contexts.recipe import Needs
 from stoker.errors import RecipeError
-
-# ---- model source
-
-
-# ---- model source
 
 
 class CallableModule(types.ModuleType):
@@ -88,9 +85,6 @@ def shown_name(path: str) -> str:
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 
 
-# ---- cache needs
-
-
 _LONGEST_UNDECLARED = 4096
 """Without declared memory, measured memory counts as room for a text of at most this many tokens."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -130,9 +124,6 @@ def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
 def _number(config: Any, name: str) -> int:
     found = config.get(name) if isinstance(config, dict) else None
     return found if type(found) is int and 0 < found <= _MOST else 0
-
-
-# ---- token counts
 
 
 _FILE = "tokenizer.json"
@@ -200,12 +191,6 @@ def _file_of(source: str) -> Path:
     return Path(hf_hub_download(source, _FILE))
 
 
-# ---- encoder facts
-
-
-# ---- sentence facts
-
-
 POOLINGS = ("mean", "cls", "last")
 _NAMES = {
     "pooling_mode_mean_tokens": "mean",
@@ -269,9 +254,6 @@ def _object(text: str | None, kind: type[Any]) -> Any:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, kind) else None
-
-
-# ---- encoder facts
 
 
 SHORTEST_RUNTIME = 3

@@ -1,9 +1,11 @@
-"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`). Content is a
-file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links. A link that
-leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`), because loaders look at it.
+"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-Digests of files' parts are remembered by path, size, mtime, ctime and inode, except for a file that changed within
-the last two seconds: a second change could leave no trace (as in git).
+Content is a file's bytes and its owner's permission to execute it, and a folder's names, files, folders and
+links. A link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`), because
+loaders look at it.
+
+Digests of files' parts are remembered by path, size, mtime, ctime and inode, except for a file that changed
+within the last two seconds: a second change could leave no trace (as in git).
 
     <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
 
@@ -33,9 +35,6 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 from stoker.whole_files import write_all
 
-# ---- objects
-
-
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9]{1,16}){1,2}")
 _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
@@ -46,8 +45,11 @@ _KEPT_BYTES = 1 << 20
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
     """Return the object of a file or folder as it is now. `memo`: the file of remembered digests (default: state
-    folder). Raises RecipeError for a path that does not exist, can't be read, or holds what is neither file, folder
-    nor link."""
+    folder).
+
+    Raises RecipeError for a path that does not exist, can't be read, or holds what is neither file, folder nor
+    link.
+    """
     given = Path(path)
     try:
         real = given.resolve(strict=True)
@@ -73,8 +75,10 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """Return the bytes of an object's manifest: kept, or made from its source. Raises RecipeError if the source can't
-    be read, or no longer is that object."""
+    """Return the bytes of an object's manifest: kept, or made from its source.
+
+    Raises RecipeError if the source can't be read, or no longer is that object.
+    """
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -106,7 +110,9 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy a file or folder so that the copy has the same digest; a link that leads out is copied as its target.
-    `target` must not exist. Raises OSError, and RecipeError for what can't be an object."""
+
+    `target` must not exist. Raises OSError, and RecipeError for what can't be an object.
+    """
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -283,16 +289,16 @@ def _key(path: Path, facts: os.stat_result) -> tuple[str, int, int, int, int]:
     return shown, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
 
 
-# ---- published
-
-
 _FILE = "index.jsonl"
 
 
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Let the session's seed serve these objects from their sources. `folder` is the session's objects. Raises
-    OSError. Several clients may append at once, so nothing is ever cut off: a line that a killed client left
-    unfinished is ended."""
+    OSError.
+
+    Several clients may append at once, so nothing is ever cut off: a line that a killed client left unfinished is
+    ended.
+    """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return

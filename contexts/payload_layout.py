@@ -1,6 +1,8 @@
-"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled. `short_payload` reads a
-pickle with stand-ins for all classes and functions, so no code of its author runs. Values of parameters with
-secret names (`token`, `password`) are hidden."""
+"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
+
+`short_payload` reads a pickle with stand-ins for all classes and functions, so no code of its author runs. Values
+of parameters with secret names (`token`, `password`) are hidden.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,6 @@ from itertools import islice
 from typing import Any
 
 from stoker.errors import SerializationError
-
-# ---- payload layout
-
 
 Buffer = bytes | bytearray | memoryview
 
@@ -74,9 +73,6 @@ def body_of(data: bytes) -> tuple[bytes, int]:
     if data[:1] != _MAGIC or version != _VERSION or offset + length > len(data):
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     return data[offset : offset + length], count
-
-
-# ---- glance
 
 
 LONGEST = 80
@@ -147,8 +143,6 @@ def _parts(value: Any, *, depth: int) -> Iterator[str]:
 def _type_name(kind: type) -> str:
     return str(vars(kind).get("stands_for") or kind.__name__)
 
-
-# ---- reading without running
 
 _KNOWN = {
     "_make_function": "function",

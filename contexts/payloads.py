@@ -1,9 +1,10 @@
 """Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
+
 The first byte tells the forms apart:
 
     0x80    a plain pickle: small values of builtin types, in about a microsecond
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
-    M       a function or loader with its modules: version, length of the table, the pickled table, gap to 64 bytes, value
+    M       a function or loader with its modules: version, length of the table, pickled table, gap to 64 bytes, value
 
 A class that travels by value takes its attributes along: a library sets them and sees `Config.lr = 2` of the
 program. The program keeps its own (`keep_classes`): a result must not set `Config.lr` back. There a new class
@@ -22,25 +23,19 @@ import struct
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType
+from collections.abc import Callable, Mapping
+from types import CodeType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.by_value import NONE, ByValuePickler, OpenHandle, class_by_name
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name
 from stoker.contexts.digest import digest_of_code
 from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
 from stoker.contexts.unpicklable import explain
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.user_code import is_installed, kind_name
 from stoker.contexts.user_modules import NO_MODULES, CarriedModules, Table, imported_when_run, modules_for, stamps_of
 from stoker.errors import RemoteCallError, SerializationError
-
-# ---- payloads
-
-
-# ---- kept classes
-
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
@@ -49,35 +44,21 @@ _filling = threading.RLock()
 """Held while attributes are set, never while a value is rebuilt."""
 
 
-def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iterable[Any] | None = None) -> Any:
-    """Unpickle a value. Classes of this process keep their attributes."""
-    if _NAMES_A_CLASS.search(data) is None:  # it brings no class
-        return pickle.loads(data, buffers=buffers)
-    return _ClassUnpickler(io.BytesIO(data), buffers=buffers).load()
-
-
 class _ClassUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         instead = _INSTEAD.get((module.partition(".")[0], name))
         return instead if instead is not None else super().find_class(module, name)
 
 
-def _class(*parts: Any) -> Any:
-    return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
-
-
-def _enumeration(*parts: Any) -> Any:
-    return _found_or_made(parts[-2], _inside._make_skeleton_enum, parts)
-
-
-def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
-    if identity is None:
-        found = None
-    else:
+def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
+    """Return the class with this id, or a new one without its attributes. Only a new one calls `__init_subclass__` of
+    its bases. `parts` are cloudpickle's: the last but one is the id."""
+    identity = parts[-2]
+    if identity is not None:
         with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
             found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-    if found is not None:
-        return found
+        if found is not None:
+            return found
     made = make(*parts[:-2], None, parts[-1])
     _unfilled.add(made)  # before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
@@ -91,19 +72,12 @@ def _set_attributes(kind: Any, state: Any) -> Any:
     return kind
 
 
-def _named(module: str, name: str, _attributes: dict[str, Any]) -> Any:
-    return class_by_name(module, name, {})
-
-
 _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
-    ("cloudpickle", "_make_skeleton_class"): _class,
-    ("cloudpickle", "_make_skeleton_enum"): _enumeration,
+    ("cloudpickle", "_make_skeleton_class"): functools.partial(_found_or_made, _inside._make_skeleton_class),
+    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_found_or_made, _inside._make_skeleton_enum),
     ("cloudpickle", "_class_setstate"): _set_attributes,
-    ("stoker", "class_by_name"): _named,
+    ("stoker", "class_by_name"): lambda module, name, _attributes: class_by_name(module, name, {}),
 }
-
-
-# ---- payloads
 
 
 BIG_BUFFER_BYTES = 16_384
@@ -123,8 +97,7 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
     """Return the bytes of a value. Raises SerializationError, naming `what` and the part that can't be pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
-    parts = dump_parts(value, what=what)
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+    return _joined(dump_parts(value, what=what), {}, {})
 
 
 def dump_parts(
@@ -132,11 +105,13 @@ def dump_parts(
     *,
     what: str = "argument",
     modules: set[str] | None = None,
-    by_name: frozenset[str] = NONE,
+    by_name: frozenset[str] = frozenset(),
 ) -> list[Buffer]:
-    """Return the same bytes in pieces, for writing to a file without joining them. Errors as in `dumps`. Names of
-    modules that the value needs are added to `modules`: functions in it import them, or something goes by its
-    name. Classes of the modules `by_name` go by name."""
+    """Return the same bytes in pieces, for writing to a file without joining them. Errors as in `dumps`.
+
+    Names of modules that the value needs are added to `modules`: functions in it import them, or something goes
+    by its name. Classes of the modules `by_name` go by name.
+    """
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -149,14 +124,15 @@ def dump_parts(
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     """Return the value of `dumps`' bytes. Arrays that were writable are writable: views if `data` is writable
-    memory, else copies. With `keep_classes` the classes of this process keep their attributes, for results,
-    exceptions and checkpoints. Raises SerializationError for bytes that `dumps` has not made, and the errors of
-    unpickling."""
-    rebuild = loads_keeping_classes if keep_classes else pickle.loads
-    if data[:1] == PLAIN:
-        return rebuild(data)
-    body, buffers = taken_apart(data)
-    return rebuild(body, buffers=buffers)
+    memory, else copies.
+
+    With `keep_classes` the classes of this process keep their attributes, for results, exceptions and
+    checkpoints. Raises SerializationError for bytes that `dumps` has not made, and the errors of unpickling.
+    """
+    body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
+    if keep_classes and _NAMES_A_CLASS.search(body) is not None:
+        return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
+    return pickle.loads(body, buffers=buffers)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -199,12 +175,7 @@ def _plain(value: Any, depth: int) -> bool:
     return False
 
 
-def _pickle(
-    value: Any,
-    buffers: list[pickle.PickleBuffer],
-    modules: set[str] | None,
-    by_name: frozenset[str],
-) -> bytes:
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | None, by_name: frozenset[str]) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
             big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
@@ -214,38 +185,27 @@ def _pickle(
             buffers.append(buffer)
         return not big
 
-    with io.BytesIO() as file:
-        try:
-            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
+    def pickled(joined: list[ModuleType], **options: Any) -> tuple[ByValuePickler, bytes]:
+        buffers.clear()
+        with io.BytesIO() as file:
+            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
+            pickler.join_functions_to(joined)
             pickler.dump(value)
-            _add_modules(pickler, modules)
-            if not pickler.modules:
-                return file.getvalue()
-            file.seek(0)
-            file.truncate()
-            buffers.clear()
-            again = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
-            again.join_functions_to(pickler.modules)
-            again.dump(value)
-            return file.getvalue()
-        except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+            if modules is not None:
+                modules.update(imported_when_run(pickler.functions) | pickler.named)
+            return pickler, file.getvalue()
+
+    try:
+        pickler, body = pickled([], by_name=by_name)
+        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
+    except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+        raise
+    except Exception:
+        # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
+        # By name it can still work: its module travels, or can be imported on the pilot too.
+        if not _seen_user_code(value):
             raise
-        except Exception:
-            # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
-            # By name it can still work: its module travels, or can be imported on the pilot too.
-            if not _seen_user_code(value):
-                raise
-    buffers.clear()
-    with io.BytesIO() as file:
-        pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, prefers_names=True)
-        pickler.dump(value)
-        _add_modules(pickler, modules)
-        return file.getvalue()
-
-
-def _add_modules(pickler: ByValuePickler, modules: set[str] | None) -> None:
-    if modules is not None:
-        modules |= imported_when_run(pickler.functions) | pickler.named
+    return pickled([], prefers_names=True)[1]
 
 
 def _seen_user_code(value: Any) -> bool:
@@ -254,9 +214,6 @@ def _seen_user_code(value: Any) -> bool:
         parts += value
     homes = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
     return any(isinstance(home, str) and home != "__main__" and not is_installed(home) for home in homes)
-
-
-# ---- exceptions
 
 
 class RemoteTraceback(Exception):
@@ -282,7 +239,7 @@ def dump_exception(error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
     except Exception as worse:
         text = f"{kind.__qualname__}: {message}\n(its traceback could not be made: {worse!r})\n"
-    return pickle.dumps((_name_of(kind), message, text, _exception_body(error)), 5)
+    return pickle.dumps((kind_name(kind), message, text, _exception_body(error)), 5)
 
 
 def load_exception(data: Buffer) -> BaseException:
@@ -317,10 +274,6 @@ def _saying(message: str, error: Any) -> Any:
     except Exception:
         return error
     return again if str(again) == message else error
-
-
-def _name_of(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _exception_body(error: BaseException) -> bytes:
@@ -372,15 +325,13 @@ def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return error
 
 
-# ---- code payloads
-
-
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
 _ALIGN = 64
-_NONE: frozenset[str] = frozenset()
 
 
-def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: frozenset[str] = _NONE) -> bytes:
+def dumps_code(
+    value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
+) -> bytes:
     """Return the bytes of a value with the user's functions in it, with the modules that they import and the modules
     `also`. Classes of these modules and of `by_name` go by name. Raises SerializationError, naming `what`."""
     names = set[str]()
@@ -392,10 +343,12 @@ def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: 
     return _joined(parts, table, stamps)
 
 
-def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments, with the modules that functions among them import. The modules
-    `by_name` have travelled with the function or its context. Names of the packed modules are added to `brought`;
-    the caller has the function bring them from then on. Raises SerializationError."""
+def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
+    """Return the bytes of a call's arguments, with the modules that functions among them import.
+
+    The modules `by_name` have travelled with the function or its context. Names of the packed modules are added
+    to `brought`; the caller has the function bring them from then on. Raises SerializationError.
+    """
     plain = plain_bytes(value)
     if plain is not None:
         return plain
@@ -425,7 +378,7 @@ _MOST_NAMES = 1000
 def names_carried(key: str, data: bytes) -> frozenset[str]:
     """Return the names of modules in `dumps_code`'s bytes. `key` identifies the bytes."""
     if data[:1] != b"M":
-        return _NONE
+        return frozenset()
     known = _names.get(key)
     if known is None:
         if len(_names) >= _MOST_NAMES:

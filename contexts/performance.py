@@ -1,7 +1,9 @@
-"""Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots. One
-SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford), a
-table of steps as a row per cell. Measurements are never needed: a damaged file is moved aside with a warning, and
-without a file nothing is remembered. `stoker plan` forecasts with the history of sources."""
+"""Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots.
+
+One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations
+(Welford), a table of steps as a row per cell. Measurements are never needed: a damaged file is moved aside with a
+warning, and without a file nothing is remembered. `stoker plan` forecasts with the history of sources.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,12 @@ import msgspec
 
 from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
 
-# ---- measurements
-
-
-# ---- measurements
-
-
 log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `schema` makes its tables, `shape` is a query that fails if
-    they are others. No method raises because of a disk."""
+    """One SQLite file, for several processes and threads. `schema` makes its tables, `shape` is a query that fails
+    if they are others. No method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
         self.path = Path(path)
@@ -111,9 +107,6 @@ class Measurements:
             except FileNotFoundError:
                 continue
         log.warning("%s was damaged (%s) and is now %s; it is measured anew", self.path, error, aside.name)
-
-
-# ---- availability
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
@@ -251,12 +244,6 @@ class AvailabilityStore:
         self._file.write(*changes)
 
 
-# ---- performance
-
-
-# ---- step rows
-
-
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS steps (
     recipe TEXT NOT NULL, kind TEXT NOT NULL, stage TEXT NOT NULL, tokens_power INTEGER NOT NULL,
@@ -308,9 +295,6 @@ def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
     }  # fmt: skip
 
 
-# ---- performance
-
-
 _MEASURED_SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
     recipe TEXT NOT NULL, kind TEXT NOT NULL, what TEXT NOT NULL, function TEXT NOT NULL DEFAULT '',
@@ -338,10 +322,12 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
-    are means with standard deviations. `run_s` is a call's time over all functions, `functions` by function (key or
-    name); its counts are records, and `calls` has the calls of each function. `paces`: seconds per unit of work by
-    gang size. `slots`: the mean number of concurrent calls."""
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured.
+
+    Memory is the maximum, times are means with standard deviations. `run_s` is a call's time over all functions,
+    `functions` by function (key or name); its counts are records, and `calls` has the calls of each function.
+    `paces`: seconds per unit of work by gang size. `slots`: the mean number of concurrent calls.
+    """
 
     load_s: float = 0.0
     load_sd: float = 0.0

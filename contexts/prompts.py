@@ -9,9 +9,6 @@ from typing import Any
 from stoker.contexts import ambient
 from stoker.contexts.inference.adapter import ModelTexts
 
-# ---- token text
-
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte, in vocabularies that fall back to bytes."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -62,9 +59,6 @@ def _byte_level() -> dict[str, int]:
 
 
 _BYTE_LEVEL = _byte_level()
-
-
-# ---- prompts
 
 
 Ids = tuple[int, ...]

@@ -1,6 +1,9 @@
-"""Readings of texts by a causal model: the mean hidden state, and the loss on a target. A prompt is computed once for
-all its samples, which are read side by side (`forward`): 16 samples of 40 tokens after a prompt of 64 are 704
-tokens instead of 1,664. Prompts and samples are separate tokens, the same in every combination."""
+"""Readings of texts by a causal model: the mean hidden state, and the loss on a target.
+
+A prompt is computed once for all its samples, which are read side by side (`forward`): 16 samples of 40 tokens
+after a prompt of 64 are 704 tokens instead of 1,664. Prompts and samples are separate tokens, the same in every
+combination.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ BATCH_TOKENS = 2048
 def mean_hidden(
     model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the mean over tokens of each text's last hidden states, `[texts, width]`. Of a long text the first
-    `most_tokens` are read. `seen` gets the number of texts done after each pass. Raises ValueError for an empty
-    text."""
+    """Return the mean over tokens of each text's last hidden states, `[texts, width]`.
+
+    Of a long text the first `most_tokens` are read. `seen` gets the number of texts done after each pass. Raises
+    ValueError for an empty text.
+    """
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
@@ -50,9 +55,12 @@ def mean_losses(
     *,
     batch_size: int = 1,
 ) -> list[float]:
-    """Return for each prompt the mean loss over samples, in nats per token of the sample's target. Prompts are token
-    ids; a sample is (input, target), read after the prompt. `batch_size` prompts are computed at a time. Raises
-    ValueError for an empty prompt, no sample, an empty target, and a sample that is too long for the model."""
+    """Return for each prompt the mean loss over samples, in nats per token of the sample's target.
+
+    Prompts are token ids; a sample is (input, target), read after the prompt. `batch_size` prompts are computed
+    at a time. Raises ValueError for an empty prompt, no sample, an empty target, and a sample that is too long
+    for the model.
+    """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
     rows = list(prompts)

@@ -27,8 +27,6 @@ from stoker.units import (
     show_seconds,
 )
 
-# ---- recipe
-
 
 class Awareness(enum.Enum):
     """How much of a context outlives a call (Pervasive Context Management §4.2)."""
@@ -42,10 +40,12 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A content-addressed file or folder. `name` is its cache name (kind and digest), `size_bytes` its length (a
-    folder's sum), `source` the absolute path where it was found, which the pilot may not see. `inode` and
-    `changed_ns` identify the file that was read; 0 if unknown, or if the file was too young for a later change to
-    show."""
+    """A content-addressed file or folder.
+
+    `name` is its cache name (kind and digest), `size_bytes` its length (a folder's sum), `source` the absolute
+    path where it was found, which the pilot may not see. `inode` and `changed_ns` identify the file that was
+    read; 0 if unknown, or if the file was too young for a later change to show.
+    """
 
     name: str
     size_bytes: int
@@ -55,10 +55,12 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared. `memory_bytes` is
-    host memory, `device_memory_bytes` memory of each of its `devices` (the same on a CPU: the larger counts).
-    `kinds`: device kinds that can hold it, best first; empty = any. The memory has room for a language model's
-    cache of `cache_tokens` tokens of `token_bytes` each (0 = it does not grow)."""
+    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared.
+
+    `memory_bytes` is host memory, `device_memory_bytes` memory of each of its `devices` (the same on a CPU: the
+    larger counts). `kinds`: device kinds that can hold it, best first; empty = any. The memory has room for a
+    language model's cache of `cache_tokens` tokens of `token_bytes` each (0 = it does not grow).
+    """
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -84,13 +86,16 @@ NO_LIMITS = LibraryLimits()
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """A context recipe. `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle
-    of `(function, args, kwargs)`, or empty for the bare context. `preload` names modules that the zygote imports
-    before it forks. A library runs `slots` calls at once (0: as many as its loaded context allows, see `slots_of`)
-    and retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in short.
-    `longest_input`: the longest input in tokens of a runtime of a family (0 = any; see `encoder`). `home`: the
-    program's folder, in which the loader runs if the pilot sees it. `named`: relative paths that the program listed
-    in `files`, with their cache names."""
+    """A context recipe.
+
+    `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function,
+    args, kwargs)`, or empty for the bare context. `preload` names modules that the zygote imports before it
+    forks. A library runs `slots` calls at once (0: as many as its loaded context allows, see `slots_of`) and
+    retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in short. `longest_input`:
+    the longest input in tokens of a runtime of a family (0 = any; see `encoder`). `home`: the program's folder,
+    in which the loader runs if the pilot sees it. `named`: relative paths that the program listed in `files`,
+    with their cache names.
+    """
 
     key: str
     name: str
@@ -138,9 +143,6 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())
-
-
-# ---- options
 
 
 Size = str | Literal[0] | None

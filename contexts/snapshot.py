@@ -1,9 +1,11 @@
-"""Load a model of Transformers, and keep a converted copy so that the next load takes a second. A GGUF file loads
-slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the result as
-`save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others wait; the
-draft folder is renamed at the end. A snapshot that fails to load is moved aside and made again; a full disk costs
-the snapshot, never the load. Its name, the *form* under which other pilots get it, holds the digest of the source
-and the dtype."""
+"""Load a model of Transformers, and keep a converted copy so that the next load takes a second.
+
+A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
+result as `save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others
+wait; the draft folder is renamed at the end. A snapshot that fails to load is moved aside and made again; a full
+disk costs the snapshot, never the load. Its name, the *form* under which other pilots get it, holds the digest of
+the source and the dtype.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,10 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
-    if not snapshot_facts(place) and (facts := snapshot_facts(came)) is not None:
-        return str(came), f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+        return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
-    facts = snapshot_facts(place) or {}
-    made_s = float(facts.get("made_s", 0.0))
+    made_s = made_s_of(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
     return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
 
@@ -89,10 +90,10 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
     it. `source`: the original, for people. `made_s`: the seconds, if it was made before. Raises OSError and the
     errors of `write`; `place` is then unchanged."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if snapshot_facts(place):
+    if made_s_of(place) is not None:
         return False
     with _lock(place.with_name(place.name + ".lock")):
-        if snapshot_facts(place):
+        if made_s_of(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
             log.warning("removing %s, which a process that died has left", left)
@@ -130,50 +131,38 @@ def _flush(folder: Path) -> None:
 
 def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    loaded = None if snapshot_facts(place) else _from_peer(place.name, dtype=dtype, device=device)
-    if loaded is not None:
-        return loaded
+    came = ambient.local_path(place.name)
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+        try:
+            loaded = _read(str(came), dtype=dtype, device=device)
+        except Exception as error:
+            log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", came, error)
+        else:
+            return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        facts = snapshot_facts(place) or {}
-        took = show_seconds(float(facts.get("made_s", 0.0)))
-        how = f"snapshot (just made in {took})" if made else f"snapshot (made earlier in {took})"
+        made_s = made_s_of(place) or 0.0
         try:
-            loaded = _read(str(place), dtype=dtype, device=device), how
+            loaded = _read(str(place), dtype=dtype, device=device)
         except Exception as error:
             aside = set_aside(place)
             log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
-            ambient.offer_snapshot(place.name, place, made_s=float(facts.get("made_s", 0.0)))
-            return loaded
+            ambient.offer_snapshot(place.name, place, made_s=made_s)
+            return loaded, f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
     return _read(path, dtype=dtype, device=device), "without a snapshot"
 
 
-def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[LoadedParts, str] | None:
-    """Load a snapshot that came from another pilot; None without one, or if it is unusable."""
-    place = ambient.local_path(form)
-    facts = snapshot_facts(place)
-    if facts is None:
-        return None
+def made_s_of(place: Path) -> float | None:
+    """Return the seconds that the snapshot at `place` took to make; None without one."""
     try:
-        loaded = _read(str(place), dtype=dtype, device=device)
-    except Exception as error:
-        log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", place, error)
+        return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return None
-    return loaded, f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
-
-
-def snapshot_facts(place: Path) -> dict[str, Any] | None:
-    """Return the facts of the snapshot at `place`; None without one."""
-    try:
-        facts = json.loads((place / _FACTS).read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -1,4 +1,5 @@
 """Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
+
 SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length of its
 requests, at powers of two, linear between. Our prefill has two dimensions too, because a step may read several
 prompts, or a part of one: 512 tokens cost twice as much behind 4,000 others. SLINFER's line is the diagonal of
@@ -19,9 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
-
-# ---- step times
-
 
 MOST_SAMPLES = 200
 """A cell with this many samples forgets old ones: a new sample moves its mean by a 200th of the difference."""
@@ -326,9 +324,6 @@ class StepProfile(msgspec.Struct, frozen=True):
     device: str
     took_s: float
     left_out: int = 0
-
-
-# ---- step lines
 
 
 _LEAST = 1.0

@@ -1,4 +1,5 @@
 """Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
+
 Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here
 several threads read spans of the files into pinned buffers and copy them asynchronously, each on a CUDA stream,
 one buffer filling while the other is copied. Weights of another dtype are converted on the device
@@ -31,12 +32,6 @@ from transformers.models.auto import auto_factory
 from transformers.utils import logging as transformers_logging
 
 from stoker.units import show_bytes, show_seconds
-
-# ---- streamed model
-
-
-# ---- weight stream
-
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
@@ -142,10 +137,15 @@ class WeightStream:
         readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Prepare a stream; entering the `with` block starts it. Args: stored: The tensors to read. device: Their
-        target, as PyTorch names it. dtype: Dtype of floating-point weights on the device; None keeps the dtype of
-        the file. readers: Number of threads; 0 takes one per core of this process, from 2 to 8. buffer_bytes:
-        Size of a staging buffer, a multiple of 16. Each thread has two."""
+        """Prepare a stream; entering the `with` block starts it.
+
+        Args:
+            stored: The tensors to read.
+            device: Their target, as PyTorch names it.
+            dtype: Dtype of floating-point weights on the device; None keeps the dtype of the file.
+            readers: Number of threads; 0 takes one per core of this process, from 2 to 8.
+            buffer_bytes: Size of a staging buffer, a multiple of 16. Each thread has two.
+        """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
         self._stored = stored
@@ -337,9 +337,6 @@ def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]
     return spans
 
 
-# ---- streamed model
-
-
 log = logging.getLogger(__name__)
 
 BY_TRANSFORMERS = "weights by Transformers"
@@ -471,9 +468,6 @@ def _without_reserve() -> Iterator[None]:
         yield
     finally:
         modeling_utils.caching_allocator_warmup = plain
-
-
-# ---- torch settings
 
 
 def dtype_of(dtype: str, *, path: str, device: str) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_handle
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.function_code import attribute_names
+from stoker.contexts.user_code import is_installed, kind_name
 
 _FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
 _TRIES = 300
@@ -126,7 +127,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in global_names(value.__code__):
+        for name in sorted(attribute_names(value.__code__)):
             if name in value.__globals__:
                 yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
@@ -157,15 +158,6 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found
 
 
-def global_names(code: types.CodeType) -> list[str]:
-    """Return the names that a function's code may look up as globals, attribute names included."""
-    names = list(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            names += global_names(const)
-    return names
-
-
 def _tidy(path: str, value: Any, *, what: str) -> str:
     """Rewrite `[0][1].lock` of `(args, kwargs)` as `argument 1, .lock`."""
     calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
@@ -180,12 +172,11 @@ def _name(key: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, types.FunctionType):
         return f"the function {value.__qualname__}"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
+    name = kind_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 

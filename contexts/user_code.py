@@ -1,7 +1,9 @@
-"""Tell the user's own code from installed code. Installed code (standard library, site-packages, `pip install
---target` in a folder of the search path, editable installs, Stoker) is the same in the whole environment: it
-travels by name, and a digest names its version. The user's own modules may not be importable on a pilot: they
-travel by value, and a digest covers their content."""
+"""Tell the user's own code from installed code.
+
+Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
+installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The
+user's own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.startup import RELEASE
 
@@ -44,7 +46,7 @@ def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     if top in _MAIN:
         return False
-    if top == "stoker" or top in _STDLIB or top in sys.builtin_module_names:
+    if top == "stoker" or top in _STDLIB:
         return True
     module = sys.modules.get(name) or sys.modules.get(top)
     if module is None:
@@ -118,26 +120,21 @@ def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
         return spec
 
 
-def is_linked(top: str) -> bool:
-    """True if a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
-    if top == "stoker" or top in _MAIN or top in _STDLIB or top in sys.builtin_module_names:
-        return False
-    known = _linked.get(top)
-    if known is None:
-        known = _is_linked(top)
-        if top in sys.modules:
-            _linked[top] = known
-    return known
-
-
 _linked: dict[str, bool] = {}
 
 
-def _is_linked(top: str) -> bool:
-    if top in _editable_names():
-        return True
-    place = place_of(top)
-    return place is not None and not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
+def is_linked(top: str) -> bool:
+    """True if a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
+    if top == "stoker" or top in _MAIN or top in _STDLIB:
+        return False
+    known = _linked.get(top)
+    if known is None:
+        place = place_of(top) or ""
+        is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
+        known = top in _editable_names() or is_below
+        if top in sys.modules:
+            _linked[top] = known
+    return known
 
 
 def place_of(top: str) -> str | None:
@@ -154,9 +151,22 @@ def version_of(name: str) -> str:
     return _version(name.partition(".")[0])
 
 
+def lookup(home: str, name: str) -> Any:
+    """Return what an imported module has under a dotted name; None without it."""
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def kind_name(kind: type) -> str:
+    """Return a type's name with its module, unless it is a builtin one."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 @functools.cache
 def _version(top: str) -> str:
-    if top in _STDLIB or top in sys.builtin_module_names:
+    if top in _STDLIB:
         return ""
     if top == "stoker":
         return RELEASE

@@ -1,4 +1,5 @@
 """The user's own modules that functions import: read in the program, imported in the library from what travelled.
+
 The sources travel with a function, with those of the modules that they import. A module's `version` is the digest
 of its code, its packages' and its imports'. Two programs with the same sources share one module, unless it asks
 for `__file__`. Packages that are installed as a link (`pip install -e`) travel by name with a stamp: a library
@@ -35,12 +36,6 @@ from typing import Any, NamedTuple
 from stoker.contexts.function_code import asks_where_it_lies, imports
 from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
 from stoker.units import show_bytes
-
-# ---- user modules
-
-
-# ---- user modules
-
 
 logger = logging.getLogger("stoker.captured")
 
@@ -185,9 +180,6 @@ def _with_packages(name: str) -> Iterator[str]:
         name = name.rpartition(".")[0]
 
 
-# ---- editable
-
-
 _FRESH_S = 0.2
 """A stamp is not taken again within this time."""
 _MOST_FILES = 20_000
@@ -236,9 +228,6 @@ def _source_files(place: str) -> list[str]:
         if len(found) > _MOST_FILES:
             break
     return found
-
-
-# ---- carried modules
 
 
 class CarriedModules:

@@ -1,6 +1,8 @@
 """The interface of an inference engine, the text that a request has written, and an engine's turns on shared
-devices. An engine holds one model on its devices and writes tokens for many requests at once. One thread drives
-it (`engine_thread`), so no engine needs locks:
+devices.
+
+An engine holds one model on its devices and writes tokens for many requests at once. One thread drives it
+(`engine_thread`), so no engine needs locks:
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -27,12 +29,6 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-
-# ---- adapter
-
-
-# ---- adapter
-
 
 OWN_OPTIONS = frozenset({"ignore_eos", "stop_token_ids"})
 """Options beyond the common ones that every engine honours."""
@@ -143,6 +139,17 @@ class EngineLoad(msgspec.Struct, frozen=True):
     rows: int = 0
     """Requests that may run at once; 0 if unknown."""
 
+    def after(
+        self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
+    ) -> EngineLoad:
+        """Return the load after one more step, in which `decoded` requests wrote and `running` took part."""
+        return msgspec.structs.replace(
+            self, steps=self.steps + 1, decode_steps=self.decode_steps + (decoded > 0),
+            row_steps=self.row_steps + decoded, most_running=max(self.most_running, running),
+            prompt_tokens=self.prompt_tokens + prompt_tokens, new_tokens=self.new_tokens + new_tokens,
+            busy_s=self.busy_s + busy_s, evictions=self.evictions + evictions,
+        )  # fmt: skip
+
     @property
     def mean_rows(self) -> float:
         """Mean number of requests in a decode step."""
@@ -161,6 +168,8 @@ class InferenceEngine(Protocol):
     """The name for people: `continuous`, `vllm`, `static`."""
     options: frozenset[str]
     """The options of requests beyond the common ones that it honours."""
+    chosen: str
+    """Why this engine was chosen, for people."""
 
     def add(self, request: GenerationRequest) -> None:
         """Add a request, which joins the batch when there is room. Raises ValueError if it never can."""
@@ -192,9 +201,6 @@ class InferenceEngine(Protocol):
 
     def stop(self) -> None:
         """End; no other method is called afterwards."""
-
-
-# ---- written
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -317,9 +323,6 @@ class Written:
                     longest = length
                     break
         return longest
-
-
-# ---- device turns
 
 
 log = logging.getLogger(__name__)

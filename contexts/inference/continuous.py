@@ -1,7 +1,8 @@
-"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU. `batching` decides what
-is computed next; keys and values are in rows, and a lean decoder computes the layers (`decoder`). On a GPU decode
-steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left on the
-device, and then step n is read.
+"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
+
+`batching` decides what is computed next; keys and values are in rows, and a lean decoder computes the layers
+(`decoder`). On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens
+that step n has left on the device, and then step n is read.
 
 The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts
 are those before its tokens. The device runs launches, copies and moves of rows in their order, so:
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -31,28 +32,17 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     ModelTexts,
     NewToken,
-    Written,
 )
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, TokenDraw, chances_of, failed_token, take_tokens
-
-# ---- ahead
-
-
-class WritingRequest(Protocol):
-    """A request with its tokens so far and its draw."""
-
-    request: GenerationRequest
-    draw: TokenDraw
-    ids: list[int]
+from stoker.contexts.inference.kernels import NOT_FINITE, Writing, take_tokens
 
 
 class StepsAhead:
     """The captured steps of one engine, over its batch, rows and requests."""
 
     def __init__(
-        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, WritingRequest]
+        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, Writing]
     ) -> None:
         self.graphs = graphs
         self._batch = batch
@@ -123,27 +113,17 @@ class StepsAhead:
         return launched.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
 
 
-# ---- continuous
-
-
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
 """Takes a step, the mean length of its requests in tokens, and the seconds that it took."""
 
 
-class _Writing:
-    def __init__(self, request: GenerationRequest, written: Written) -> None:
-        self.request = request
-        self.written = written
-        self.draw = TokenDraw(request.sampling)
-        self.ids = list(request.prompt)
-
-
 class ContinuousEngine:
     """One model, many requests, a token of each at a time (`adapter.InferenceEngine`)."""
 
     name = "continuous"
+    chosen = "every call joins one batch"
     options = OWN_OPTIONS
 
     def __init__(
@@ -164,7 +144,7 @@ class ContinuousEngine:
         self._took = took
         self._store = decoder.new_store()
         self._batch = RunningBatch(limits)
-        self._writing: dict[int, _Writing] = {}
+        self._writing: dict[int, Writing] = {}
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
@@ -184,7 +164,7 @@ class ContinuousEngine:
         why = self._batch.why_not(prompt=length, most=most)
         if why:
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
-        self._writing[request.id] = _Writing(request, self._texts.begin(request))
+        self._writing[request.id] = Writing(request, self._texts)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
@@ -347,11 +327,8 @@ class ContinuousEngine:
         done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
         logits = self._logits if len(done) == len(states) else self._logits[done]
         writings = [self._writing[states[at].id] for at in done]
-        new: list[NewToken] = []
-        if writings:
-            tokens = take_tokens([writing.draw for writing in writings], logits)
-            for writing, token, row in zip(writings, tokens, logits, strict=True):
-                new.append(self._new_token(writing, token, row))
+        tokens = take_tokens([writing.draw for writing in writings], logits) if writings else []
+        new = [writing.take(token, row) for writing, token, row in zip(writings, tokens, logits, strict=True)]
         for at in done:
             if not states[at].made:
                 self._keep(self._writing[states[at].id])
@@ -364,18 +341,6 @@ class ContinuousEngine:
         for id in ended:
             self._store.free(id)
             del self._writing[id]
-
-    def _new_token(self, writing: _Writing, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        id, most = writing.request.id, writing.request.sampling.logprobs
-        if isinstance(token, Exception):
-            return failed_token(id, token)
-        writing.ids.append(token)
-        text = writing.written.add(token)
-        finish = writing.written.finish
-        if not most or logits is None:
-            return NewToken(id, token, text, finish)
-        logprob, likeliest = chances_of(token, logits, most=most)
-        return NewToken(id, token, text, finish, logprob, likeliest)
 
     # ---- steps that were launched as graphs
 
@@ -393,10 +358,7 @@ class ContinuousEngine:
 
     def _take_launched(self, shape: StepShape, found: list[tuple[int, int]], *, began: float) -> list[NewToken]:
         starts = tuple(self._batch.running[id].read for id, _ in found)
-        new = [
-            self._new_token(self._writing[id], token if token >= 0 else ValueError(NOT_FINITE), None)
-            for id, token in found
-        ]
+        new = [self._writing[id].take(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found]
         if new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
@@ -406,7 +368,7 @@ class ContinuousEngine:
 
     # ---- prefixes
 
-    def _begin(self, writing: _Writing, array: Any, row: int) -> int:
+    def _begin(self, writing: Writing, array: Any, row: int) -> int:
         prefix, length = self._prefixes.find([tuple(writing.ids)])
         if prefix is None:
             return 0
@@ -415,7 +377,7 @@ class ContinuousEngine:
             array.values[number][row, :, :length] = values[0, :, :length]
         return length
 
-    def _keep(self, writing: _Writing) -> None:
+    def _keep(self, writing: Writing) -> None:
         length = len(writing.request.prompt)
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:
@@ -433,17 +395,9 @@ class ContinuousEngine:
 
     def _count(self, step: Step, length: int, *, made: int, began: float) -> None:
         seconds = time.perf_counter() - began
-        load = self._load
-        self._load = msgspec.structs.replace(
-            load,
-            steps=load.steps + 1,
-            decode_steps=load.decode_steps + (step.writing > 0),
-            row_steps=load.row_steps + step.writing,
-            most_running=max(load.most_running, len(self._batch.running), len(step.requests)),
-            prompt_tokens=load.prompt_tokens + step.prompt_tokens,
-            new_tokens=load.new_tokens + made,
-            busy_s=load.busy_s + seconds,
-            evictions=load.evictions + len(step.evicted),
-        )
+        self._load = self._load.after(
+            decoded=step.writing, running=max(len(self._batch.running), len(step.requests)),
+            prompt_tokens=step.prompt_tokens, new_tokens=made, busy_s=seconds, evictions=len(step.evicted),
+        )  # fmt: skip
         if self._took is not None:
             self._took(step, length, seconds)

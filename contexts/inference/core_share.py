@@ -1,8 +1,9 @@
-"""The number of compute threads of a library that shares its cores. PyTorch's threads spin between two operations,
-so more threads than cores are slow: two libraries of two threads on two cores computed at a thirtieth of the
-speed of one thread each (docs/decisions/066). A library measures its processor time. If `n` threads had clearly
-less than `n` cores give and no core was idle, it continues with as many threads as it had cores. When cores
-become idle it tries more, and waits twice as long after each failure.
+"""The number of compute threads of a library that shares its cores.
+
+PyTorch's threads spin between two operations, so more threads than cores are slow: two libraries of two threads
+on two cores computed at a thirtieth of the speed of one thread each (docs/decisions/066). A library measures its
+processor time. If `n` threads had clearly less than `n` cores give and no core was idle, it continues with as
+many threads as it had cores. When cores become idle it tries more, and waits twice as long after each failure.
 
 Each computing thread keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers
 sleep between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded
@@ -23,9 +24,6 @@ from math import floor
 from pathlib import Path
 
 import torch
-
-# ---- core share
-
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +136,6 @@ def core_share() -> CoreShare:
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Return the block to compute in on this device: on a CPU, with as many threads as this library has cores."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
-
-
-# ---- compute threads
 
 
 _SOFT = 1

@@ -1,7 +1,9 @@
-"""Decode steps as captured graphs, one for each shape of the batch. On a GPU an eager decode step launches hundreds
-of small kernels, which takes longer than they run. A graph launches them at once. It is captured for a *shape*
-after a few eager uses: for each array of rows in use its row length and a number of rows (a power of two, or
-all), and how tokens are chosen. Rows without a request compute too, and their tokens are dropped.
+"""Decode steps as captured graphs, one for each shape of the batch.
+
+On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph
+launches them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row
+length and a number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute
+too, and their tokens are dropped.
 
 A captured function reads and writes tensors at fixed addresses, and reads no value on the host. When an array
 gets other memory (`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in
@@ -14,7 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -23,9 +25,6 @@ from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
 from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
-
-# ---- step graphs
-
 
 _WARM_UPS = 2
 """Runs before a capture, in which libraries allocate their workspaces and choose their kernels."""
@@ -131,9 +130,6 @@ def graphs_for(device: torch.device) -> GraphBackend | None:
     return None
 
 
-# ---- decode graphs
-
-
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
@@ -189,26 +185,16 @@ class StepShape:
         return [(array, array.version) for array in self.arrays]
 
 
-class LaunchedStep:
+class LaunchedStep(NamedTuple):
     """A step that was launched. `tokens` waits for the tokens of its rows."""
 
-    def __init__(self, shape: StepShape, tokens: Callable[[], list[int]]) -> None:
-        self.shape = shape
-        self.tokens = tokens
+    shape: StepShape
+    tokens: Callable[[], list[int]]
 
 
-class _Graph:
-    def __init__(self, replay: Replay, versions: list[tuple[RowArray, int]]) -> None:
-        self.replay = replay
-        self._versions = versions
-
-    def valid(self) -> bool:
-        return all(array.version == version for array, version in self._versions)
-
-    def serves(self, shape: StepShape) -> bool:
-        return self.valid() and all(
-            mine is array for (mine, _), array in zip(self._versions, shape.arrays, strict=True)
-        )
+class _Graph(NamedTuple):
+    replay: Replay
+    versions: list[tuple[RowArray, int]]
 
 
 class DecodeGraphs:
@@ -245,7 +231,7 @@ class DecodeGraphs:
     def captured(self, shape: StepShape) -> bool:
         """True if the shape has a valid graph."""
         graph = self._graphs.get(shape.key)
-        return graph is not None and graph.serves(shape)
+        return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
         """Count a use of the shape. True if it has a graph, or should get one now."""
@@ -293,7 +279,11 @@ class DecodeGraphs:
     # ---- captures
 
     def _capture(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
-        self._graphs = {key: graph for key, graph in self._graphs.items() if graph.valid() and key != shape.key}
+        self._graphs = {
+            key: graph
+            for key, graph in self._graphs.items()
+            if key != shape.key and all(array.version == version for array, version in graph.versions)
+        }
         if len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:

@@ -1,9 +1,11 @@
 """A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value
-rows. On a CPU, Transformers' modules spend most of a small model's decode step between operations
-(docs/decisions/058). Here the tokens of all requests form one tensor `[tokens, width]`: products run over all at
-once, and attention takes one request at a time while it is read, and an array of rows at a time while they write.
-It covers pre-norm decoders with rotary positions, grouped-query attention and a gated feed-forward network:
-Llama, SmolLM, Mistral, Qwen 2 and Qwen 3. `decoder_of` refuses all others, and compares the two on a few tokens.
+rows.
+
+On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058).
+Here the tokens of all requests form one tensor `[tokens, width]`: products run over all at once, and attention
+takes one request at a time while it is read, and an array of rows at a time while they write. It covers pre-norm
+decoders with rotary positions, grouped-query attention and a gated feed-forward network: Llama, SmolLM, Mistral,
+Qwen 2 and Qwen 3. `decoder_of` refuses all others, and compares the two on a few tokens.
 
 A request has a row of keys and values in an array of rows of equal length, a power of two
 (`batching.row_tokens`), so attention over an array computes at most twice what is needed. Rows are dense: when
@@ -21,9 +23,6 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from stoker.contexts.batching import row_tokens
 from stoker.contexts.inference.kernels import PackedLinear, decode_attention
-
-# ---- kv store
-
 
 _FEWEST_ROWS = 4
 
@@ -143,9 +142,6 @@ class KVStore:
             wanted = array.capacity + max(1, min(wanted - array.capacity, int(room_tokens - held) // array.tokens))
         array.set_capacity(wanted)
         self.arrays[array.tokens] = array
-
-
-# ---- decoder
 
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})

@@ -1,8 +1,9 @@
-"""One thread steps the engine; the slots of the library hand it requests and wait for their texts. A slot is a
-thread that runs a user's function. The engine's thread takes its requests between two steps, so the calls of all
-slots share one batch, and a function that does other work delays no call. Other readings of the model (label
-scores) are jobs that the thread runs, one after each step: slots that computed themselves would each start helper
-threads. Code that needs the model for itself (tuning) holds it; the thread waits.
+"""One thread steps the engine; the slots of the library hand it requests and wait for their texts.
+
+A slot is a thread that runs a user's function. The engine's thread takes its requests between two steps, so the
+calls of all slots share one batch, and a function that does other work delays no call. Other readings of the
+model (label scores) are jobs that the thread runs, one after each step: slots that computed themselves would each
+start helper threads. Code that needs the model for itself (tuning) holds it; the thread waits.
 
 When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the
 next step, and its jobs that have not begun do not run.

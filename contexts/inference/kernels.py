@@ -1,8 +1,9 @@
-"""Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor. On
-a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the few
-rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A processor
-without `bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32` there, and
-each product is rounded.
+"""Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
+
+On a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the
+few rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A
+processor without `bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32`
+there, and each product is rounded.
 
 PyTorch's one call for attention is the fastest of three equal ways on some processors and up to seven times
 slower than the best on others. The way depends on the processor and the precision alone, never on the batch: a
@@ -25,12 +26,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from stoker.contexts.inference.adapter import Finish, NewToken, Sampling, TokenChance
-
-# ---- kernels
-
-
-# ---- processor
+from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, NewToken, Sampling, TokenChance
 
 
 def multiplies_tiles() -> bool:
@@ -44,9 +40,6 @@ def multiplies_half() -> bool:
     `float32` first, the weights too, at every call."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
-
-
-# ---- linear
 
 
 _ROWS_EXPECTED = 64
@@ -123,9 +116,6 @@ class PackedLinear:
         self.packed_bytes = weight.numel() * weight.element_size()
 
 
-# ---- attention
-
-
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
 tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`."""
@@ -168,9 +158,6 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 ON_GPU: DecodeAttention = grouped_queries
 """With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes
 in `float32`. Grouped queries keep to the memory-efficient kernel."""
-
-
-# ---- sampling
 
 
 NOT_FINITE = "the model's numbers for the next token are not finite"
@@ -247,9 +234,24 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
     return list((part * (size // parts) + inside).tolist())
 
 
-def failed_token(request: int, error: Exception) -> NewToken:
-    """Return the end of a request for which no token could be drawn."""
-    return NewToken(request, -1, finish=Finish.STOP, error=f"no token could be drawn: {error}")
+class Writing:
+    """A request in an engine: its text, its draw and all its tokens."""
+
+    def __init__(self, request: GenerationRequest, texts: ModelTexts) -> None:
+        self.request = request
+        self.written = texts.begin(request)
+        self.draw = TokenDraw(request.sampling)
+        self.ids = list(request.prompt)
+
+    def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
+        """Add the next token, or the reason why there is none. Log-likelihoods come from `logits` `[vocabulary]`."""
+        id, most = self.request.id, self.request.sampling.logprobs
+        if isinstance(token, Exception):
+            return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
+        self.ids.append(token)
+        text = self.written.add(token)
+        logprob, likeliest = chances_of(token, logits, most=most) if most and logits is not None else (None, ())
+        return NewToken(id, token, text, self.written.finish, logprob, likeliest)
 
 
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:

@@ -1,8 +1,10 @@
 """Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
+
 `StepCollector` takes the time of each step on the engine's thread. A profile asks the engine for texts and times
 its steps at powers of two of what a step reads and attends to; the median of repeats is kept. Then 100 random
 workloads of other sizes are compared with the table. Requests share a long beginning, which is read once: minutes
-instead of hours on a CPU."""
+instead of hours on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,6 @@ from stoker.contexts.step_times import (
     powers_up_to,
     times_of,
 )
-
-# ---- step collector
-
 
 COLD_STEPS = 4
 """The first steps of a process find memory and kernels cold; they are left out."""
@@ -88,9 +87,6 @@ class StepCollector:
         return times
 
 
-# ---- profiling
-
-
 PROFILED_LENGTH = 4096
 """The longest prompt that is measured, where the model reads more."""
 _QUICK_LENGTH = 1024
@@ -139,7 +135,7 @@ class EngineProfiler:
         self._effort = _QUICK if quick else _FULL
         self._longest = min(longest, self._effort.longest) if longest else self._effort.longest
         self._model_longest = longest
-        self._told = told or _tell_nobody
+        self._told = told or (lambda *_: None)
         self._clock = clock
         self._chance = random.Random(seed)
         self._vocabulary = vocabulary
@@ -322,10 +318,6 @@ def _computed_length(engine: str, lengths: Sequence[int]) -> float:
             return max(lengths)
         case _:
             return sum(lengths) / len(lengths)
-
-
-def _tell_nobody(done: float, total: float) -> None:
-    del done, total
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
-"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180). vLLM
-takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
-be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so
-each sleep is audited: the freed memory is measured, and after each wake the tokens of a fixed prompt are
-compared. On CPUs vLLM has no sleep: only kept prefixes are dropped.
+"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
+
+vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and
+cannot be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between
+versions, so each sleep is audited: the freed memory is measured, and after each wake the tokens of a fixed prompt
+are compared. On CPUs vLLM has no sleep: only kept prefixes are dropped.
 
 The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked
 for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
@@ -43,15 +44,12 @@ from stoker.contexts.inference.adapter import (
     TokenChance,
     Written,
 )
-from stoker.contexts.inference.choosing import default_cache_bytes
 from stoker.contexts.inference.kernels import draw_seed
+from stoker.contexts.inference.static import default_cache_bytes
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
 from stoker.units import show_bytes
-
-# ---- vllm start
-
 
 log = logging.getLogger(__name__)
 
@@ -185,12 +183,6 @@ def _tensors(worker: Any) -> list[torch.Tensor]:
     for part in worker.model_runner.kv_caches:
         found += part if isinstance(part, list | tuple) else [part]
     return found
-
-
-# ---- vllm engine
-
-
-# ---- vllm engine
 
 
 log = logging.getLogger(__name__)
@@ -402,12 +394,9 @@ class VLLMEngine:
                     self.reused_tokens += reused
                     writing.runs, begun, read = True, begun + 1, read + len(writing.request.prompt) - reused
                 new += self._tokens_of(output, writing)
-        load = self._load
-        self._load = msgspec.structs.replace(
-            load, steps=load.steps + 1, decode_steps=load.decode_steps + (decoded > 0),
-            row_steps=load.row_steps + decoded, most_running=max(load.most_running, decoded + begun),
-            prompt_tokens=load.prompt_tokens + read, new_tokens=load.new_tokens + len(new),
-            busy_s=load.busy_s + time.perf_counter() - began,
+        self._load = self._load.after(
+            decoded=decoded, running=decoded + begun, prompt_tokens=read, new_tokens=len(new),
+            busy_s=time.perf_counter() - began,
         )  # fmt: skip
         return new
 
@@ -479,9 +468,6 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
     for token, chance in told.items():
         if token in chances:
             chances[token] = float(chance.logprob)
-
-
-# ---- vllm model
 
 
 def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:

@@ -17,7 +17,7 @@ import msgspec
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.digest import digest_of
-from stoker.contexts.function_code import changed_since_made
+from stoker.contexts.factory import changed_since_made
 from stoker.contexts.payloads import names_carried
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError

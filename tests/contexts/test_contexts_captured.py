@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.contexts.function_code import Captured, changed_since_made
+from stoker.contexts.factory import changed_since_made
+from stoker.contexts.function_code import Captured
 from stoker.contexts.recipe import Recipe
 
 

@@ -11,7 +11,7 @@ from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
 
 torch, transformers, forward, choosing, decoder_module, written = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
     "stoker.contexts.inference.decoder", "stoker.contexts.inference.adapter",
 )  # fmt: skip
 
@@ -48,7 +48,7 @@ class OwnDriver(EngineDriver):
         self.model = make_model(kind)
         texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
         runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine, _ = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
+        engine = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from lazily import lazily
 
 torch, linear, choosing = lazily(
-    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.choosing"
+    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.static"
 )  # fmt: skip
 
 

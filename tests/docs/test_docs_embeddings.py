@@ -60,7 +60,7 @@ def test_the_command_gives_each_row_a_vector(place: Path) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_the_function_of_its_program_embeds() -> None:
-    from stoker.contexts.encoding import load_encoder
+    from stoker.contexts.encoder_loading import load_encoder
 
     block, _ = programs(PAGE)
     names: dict[str, Any] = {"__name__": "program"}

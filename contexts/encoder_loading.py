@@ -1,0 +1,68 @@
+"""Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file
+
+from stoker.contexts import ambient
+from stoker.contexts.compiling import RuntimeShape, compile_runtime
+from stoker.contexts.encoding import EncoderModel
+from stoker.contexts.model_source import sentence_facts
+from stoker.contexts.streamed_model import StreamedWeights, be_quiet, dtype_of
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder(
+    path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
+) -> EncoderModel:
+    """Load the encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
+
+    Raises Transformers' errors for an unreadable model, RecipeError for a runtime longer than the model reads,
+    and ContextError for one that has to be compiled and cannot be.
+    """
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    device = ambient.device()
+    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
+    config = AutoConfig.from_pretrained(path, **more)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), device=device, **more) as weights:
+        tokenizer = AutoTokenizer.from_pretrained(path, **more)
+        facts = sentence_facts(lambda name: _file_of(path, name))
+        network = weights.model(kind)
+    took = show_seconds(time.monotonic() - began)
+    log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
+    runtime = RuntimeShape(length, batch) if length else None
+    model = EncoderModel(
+        network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
+        source=ambient.object_at(path) or path, runtime=runtime,
+    )  # fmt: skip
+    if runtime is not None:
+        compile_runtime(model, compiled)
+    return model
+
+
+def _file_of(path: str, name: str) -> str | None:
+    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
+    try:
+        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
+        return place.read_text()
+    except OSError:
+        return None
