@@ -1,11 +1,8 @@
 """The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-The *library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot and is
-a context variable; a thread that the user's function starts uses the call that began last.
-
-A library stops a call when its client cancels it, its `timeout` ends, or a policy evicts it. The call's
-`CallStop` wakes its waits: an engine aborts its requests before the next step. The wait raises `Evicted`, and so
-does `progress(...)`.
+The *library* scope belongs to the process, the *call* scope to a slot: a context variable. A thread that the
+user's function starts uses the call that began last. To stop a call, the library asks its `CallStop`, which wakes
+its waits; the waits and `progress(...)` raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -27,10 +24,8 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop. `state` is its pickled checkpoint.
-
-    It is no `Exception`: the `except Exception` of a retry loop would swallow it.
-    """
+    """Ends a call that was told to stop. It is no `Exception`, which retry loops swallow. `state` is its pickled
+    checkpoint."""
 
     def __init__(self, state: bytes = b"") -> None:
         super().__init__("the call was told to stop")
@@ -38,7 +33,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The order to one call to stop. One thread gives it; the call's threads check it and register how to wake them."""
+    """The order to one call to stop. One thread gives it; others check it and register how to wake them."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -58,19 +53,19 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is told to stop, or now if it was told. `wake` may be called twice, in any
-        thread, and must not wait or raise."""
+        """Call `wake` when the call is told to stop, or now. It may be called twice, in any thread, and must not wait
+        or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Do not call `wake` any more. No-op if it is not registered."""
+        """Do not call `wake` any more."""
         self._wakes.pop(wake, None)
 
 
 def comes_of_stop(error: BaseException) -> bool:
-    """True if the exception was raised because of `Evicted`, which user code and task groups may wrap."""
+    """True if the exception was raised because of `Evicted`."""
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -90,11 +85,10 @@ def comes_of_stop(error: BaseException) -> bool:
 class Gang:
     """This rank's place in its gang; ranks count from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` at which rank 0 awaits the others. Rank 0's `listener` is a socket that
-    listens there (None for other ranks and in a gang of one); the end of the call closes it unless it was
-    `detach`ed. The function chooses the protocol, for example a store of torch.distributed (`master_listen_fd`).
-    The port is open to the network, and only the ranks know `key`: each connection should prove it first, for
-    instance with `hmac`.
+    `rendezvous` is the `host:port` at which rank 0 awaits the others; its `listener` is a socket there, which the
+    end of the call closes unless it was `detach`ed. The function chooses the protocol, for example a store of
+    torch.distributed (`master_listen_fd`). The port is open to the network and only the ranks know `key`, so each
+    connection should prove it, for instance with `hmac`.
     """
 
     rank: int
@@ -155,15 +149,13 @@ _running: dict[_SlotScope, None] = {}
 
 
 def device() -> str:
-    """Return the first device of this library as PyTorch names it here: `cuda:0` or `cpu`.
-
-    Outside of a library: `cuda:0` if PyTorch is imported and sees a GPU, else `cpu`.
-    """
+    """Return the first device of this library as PyTorch names it: `cuda:0` or `cpu`. Also works outside of a
+    library."""
     return devices()[0]
 
 
 def devices() -> tuple[str, ...]:
-    """Return all devices of this library by PyTorch's names: a library sees only its own, counted from 0."""
+    """Return all devices of this library by PyTorch's names, counted from 0."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -172,10 +164,7 @@ def devices() -> tuple[str, ...]:
 
 def load_variable_from_serverless(name: str) -> Any:
     """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
-    5).
-
-    Raises StokerError outside of a library, and for a name that the context does not have.
-    """
+    5). Raises StokerError outside of a library, and for an unknown name."""
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -194,11 +183,11 @@ def load_variable_from_serverless(name: str) -> Any:
 
 
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
-    """Report how far the running call is. Outside of a call this does nothing.
+    """Report how far the running call is. No-op outside of a call.
 
     A call that is evicted, cancelled or over its time ends here with `stoker.contexts.Evicted`; an evicted one
-    continues elsewhere with `saved_state()`. A call that may end before it has done all items of its `features`
-    should report: its pace is learned from its last report, or from all items without one.
+    continues elsewhere with `saved_state()`. Stoker learns the call's pace from its last report, or else from all
+    items of its `features`.
 
     Args:
         done: Steps done so far.
@@ -222,17 +211,14 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint that this call left when it was evicted, or `default` on a first start."""
+    """Return the checkpoint of this call's eviction, or `default` on a first start."""
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang.
-
-    Rank 0 opens the meeting place when it asks; the others wait for it for up to `limit_s` seconds. Raises
-    GangBroken on timeout; the call is then started again.
-    """
+    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Raises GangBroken if
+    rank 0 does not open the meeting place within `limit_s` seconds."""
     scope = _current()
     if scope is None or scope.seat is None:
         return ALONE
@@ -242,18 +228,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of a prompt of this length is due (`time.monotonic`), and the seconds for each
-    further token, by the call's objective (`ttft_s`, `tpot_s`). Infinity and 0 without deadlines."""
+    """Return when the first token of a prompt of this length is due, and the seconds for each further one; infinity
+    and 0 without deadlines."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop of the running call; outside of a call, one that is never asked.
-
-    A thread that the user's function started belongs to the running call if that is the only one. With
-    `own_thread` only a call that runs in this thread counts.
-    """
+    """Return the stop of the running call; outside of a call, one that is never asked. A thread of the user's
+    function belongs to the only running call, unless `own_thread`."""
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)
@@ -261,7 +244,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """Return a folder on local disk for this call alone; it is cleared when the call ends."""
+    """Return a folder on local disk that is cleared when this call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -289,17 +272,13 @@ def object_at(path: str | os.PathLike[str]) -> str:
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Offer a folder from which this context loads faster to other pilots, while the context loads.
-
-    `form` names it the same everywhere; `local_path(form)` is the folder that came from another pilot. No-op
-    outside of a library.
-    """
+    """Offer a folder from which this context loads faster to other pilots, which find it by `local_path(form)`."""
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory of this library on each device; 0 if the recipe declares none."""
+    """Return the declared memory of this library on each device; 0 if undeclared."""
     return _library.device_memory_bytes if _library is not None else 0
 
 
@@ -314,12 +293,11 @@ def enter_library(
     """Set the process's scope: before the loader runs, and again with the context that it returned.
 
     Args:
-        device: One device or several, as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own
-            GPUs.
+        device: Devices as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own GPUs.
         context: The loaded context.
-        objects: Local paths by cache name and by form of a snapshot; None keeps the objects of the scope before.
+        objects: Local paths by cache name and by form of a snapshot; None keeps those of the scope before.
         offer: Takes snapshots while the context loads.
-        device_memory_bytes: The limit on each device; 0 if the recipe declares none.
+        device_memory_bytes: The limit on each device; 0 if undeclared.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)

@@ -1,18 +1,16 @@
 """The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
 
-*Prefill* steps read a request's prompt; the last one writes its first token. Every *decode* step then reads that
-token and writes the next one (SLINFER §III-A). Requests join and leave between steps (continuous batching). The
-engine, the pilot and the simulator follow the same rules:
+*Prefill* steps read a request's prompt; the last one writes its first token, and each *decode* step one more
+(SLINFER §III-A). Requests join and leave between steps. The engine, the pilot and the simulator follow the same
+rules:
 
-- A request joins as soon as a row and memory for it are free: earliest next token first, then the oldest. - A
-prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
-with `mixes`, writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). - A request
+- A request joins as soon as a row and memory are free: earliest next token first, then the oldest. - A prefill
+step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or, with
+`mixes`, writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). - A request
 reserves memory for its prompt and the tokens it will probably write: at least its written tokens and the mean of
-ended requests (SLINFER eq. 2), at most its limit. - A request that outgrows its reservation takes a larger one.
-If none is free, the request with the longest headroom (SLINFER §VII-D), the youngest of several, leaves the batch
-and is read again later.
-
-Seconds are of one clock; memory is counted in tokens of the key-value cache.
+ended requests (SLINFER eq. 2), at most its limit. - A request that outgrows its reservation takes a larger one. If
+none is free, the request with the longest headroom (SLINFER §VII-D), the youngest of several, leaves the batch and
+is read again later.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ SMALLEST_ROW_TOKENS = 64
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """Limits of one batch: requests, tokens of prompts in one step, tokens of the cache (0 = unlimited).
-    `prefill_requests`: prompts that one step reads (0 = unlimited; SLINFER §V reads one). `mixes`: writing
-    requests take part in prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = a row is one piece, a
-    power of two."""
+    """Limits of one batch: requests, prompt tokens and prompts in one step, tokens of the cache (0 = unlimited).
+    `mixes`: writing requests join prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = rows are powers
+    of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -49,7 +46,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def longest_row(self) -> int:
-        """Return the longest row that the cache has room for; 0 = of any length."""
+        """Return the longest row that the cache has room for; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -57,9 +54,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: how many tokens of each request it reads, and how many the cache holds (`starts`).
-    `prefill`: it reads prompts. `writing` requests read one token each. `evicted` requests lose their cache
-    first."""
+    """One pass through the model: of each request the tokens that it reads, and those in the cache (`starts`).
+    `writing` requests read one token each; `evicted` ones lose their cache first."""
 
     prefill: bool
     requests: tuple[int, ...]
@@ -83,8 +79,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request as the batch sees it. `read`: tokens in the cache. `made`: tokens written, at most `most`. Its first
-    token is due at `first_due_at` (infinity: no deadline), each further one `tpot_s` later (0: none is due)."""
+    """A request as the batch sees it, with `read` tokens in the cache and `made` of at most `most` written. Its first
+    token is due at `first_due_at`, each further one `tpot_s` later (0: none is due)."""
 
     id: int
     prompt: int
@@ -130,9 +126,8 @@ class RunningBatch:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.waiting: list[BatchedRequest] = []
-        """The most urgent first; the urgency of a waiting request does not change."""
+        """The most urgent first."""
         self._waiting: dict[int, BatchedRequest] = {}
-        """The same requests, by id."""
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
         """The mean number of tokens that ended requests have written."""
@@ -151,13 +146,13 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """When the first token of the batch is due. A request that waits for memory does not count."""
+        """When the first token of the batch is due, without requests that wait for memory."""
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why no batch within these limits can hold such a request; empty if one can."""
+        """Return why no batch can hold such a request; empty if one can."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -167,8 +162,7 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Add a request of `prompt` tokens that writes at most `most`. Raises ValueError if no row is large enough
-        (`why_not`)."""
+        """Add a request. Raises ValueError if no row is large enough (`why_not`)."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
@@ -202,20 +196,20 @@ class RunningBatch:
         return (*self.running.values(), *self.waiting)
 
     def decode_length(self, step: Step) -> float:
-        """Return the mean length that a decode step computes (`step_times.padded_length` for rows of powers of two)."""
+        """Return the mean length that a decode step computes."""
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how many times in a row `next` gives this decode step if no request comes, ends or leaves."""
+        """Return how often `next` gives this step in a row if no request comes, ends or leaves."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
 
     def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
-        """Note that a step was computed, `times` in a row as `repeats` allows. `ended` requests leave."""
+        """Note that a step was computed, `times` in a row. `ended` requests leave."""
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
             request.read += count + times - 1
@@ -264,7 +258,7 @@ class RunningBatch:
             del self._waiting[request.id]
 
     def make_room(self) -> tuple[int, ...]:
-        """Enlarge the reservations that are full; return the requests that were evicted for it."""
+        """Enlarge the reservations that are full; return the evicted requests."""
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):

@@ -1,12 +1,9 @@
 """cloudpickle, with the user's own functions, classes and modules by value. Open files are refused.
 
-A reducer returns what `__reduce_ex__` returns, or None to leave an object to cloudpickle. Type variables and
-sentinels are compared with `is`, so each has an id and is one object in a process. Classes of modules that travel
-with a function go by name, with the simple attributes that the program has set: a function that imports `Color`
-in its body compares it with the `Color` that it was given.
-
-A copy of an open file would write elsewhere, and a copy of a temporary file would remove the program's own.
-Streams of this process (`sys.stdout`) go by name.
+Type variables and sentinels are compared with `is`, so each has an id and is one object in a process. Classes of
+modules that travel with a function go by name, with the simple attributes that the program has set: a function
+that imports `Color` compares it with the `Color` that it was given. A copy of an open file would write elsewhere,
+and one of a temporary file would remove the program's own.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ _told: set[str] = set()
 
 
 class OpenHandle(pickle.PicklingError):
-    """Raised for a handle that would be pickled. `what` names it, `advice` says how to do without."""
+    """Raised for a handle that would be pickled. `advice` says how to do without."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -76,8 +73,8 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_handle(value: Any) -> bool:
-    """True for an open file or archive, or a temporary file or folder. False for a stream of this process, a file in
-    memory, and classes of packages, which define themselves how their files are pickled."""
+    """True for an open file or archive, or a temporary file or folder; not for streams of this process, files in
+    memory, and classes of packages."""
     if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
         return False
     if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
@@ -99,7 +96,7 @@ def _handle_error(value: Any) -> OpenHandle:
 
 
 def tell_of_finalizer(kind: type) -> None:
-    """Warn once of a user's class with a `__del__` whose objects are pickled: it may remove files."""
+    """Warn once of a user's class with a `__del__` whose objects are pickled."""
     name = kind.__qualname__
     if name not in _told:
         _told.add(name)
@@ -201,7 +198,7 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def class_reduction(kind: type) -> Any:
-    """Return how to rebuild a class by value, with its slots. Raises PicklingError if that is impossible."""
+    """Return how to rebuild a class by value, with its slots. Raises PicklingError."""
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
             f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
@@ -305,8 +302,8 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles the user's own code by value, and its source lines where a `SourceLines` asks for them. `by_name`:
-    modules whose classes go by name. With `prefers_names` everything that its module has goes by name."""
+    """Pickles the user's own code by value, and its source lines at a `SourceLines`. Classes of the modules `by_name`
+    go by name; with `prefers_names` everything does."""
 
     def __init__(
         self, *args: Any, by_name: frozenset[str] = frozenset(), prefers_names: bool = False, **kwargs: Any
@@ -315,15 +312,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self.functions: list[types.FunctionType] = []
         """The user's own functions that were pickled."""
         self.named: set[str] = set()
-        """The user's own modules that something was pickled by name of, with `prefers_names`."""
+        """The user's own modules of parts that went by name, with `prefers_names`."""
         self.modules: list[types.ModuleType] = []
         """The user's own modules that were pickled."""
         self._by_name = by_name
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Give functions of these modules the modules' own globals when they are rebuilt; otherwise each would have
-        a copy."""
+        """Give rebuilt functions of these modules the modules' own globals, not copies."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:

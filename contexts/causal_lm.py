@@ -63,9 +63,8 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in the process that calls it, for loaders of your own. `path`: a folder, a `.gguf` file
-    or a name on the model hub; other arguments as in `causal_lm`. Raises Transformers' errors for an unreadable
-    model, and ValueError for an engine that does not support the model."""
+    """Load a language model in the process that calls it, for loaders of your own; arguments as in `causal_lm`.
+    Raises Transformers' errors, and ValueError for an engine that does not support the model."""
     from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
@@ -147,11 +146,11 @@ def model_recipe(
     preload: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
+    """Return the recipe of a language model with a loader of your own.
 
     The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by
-    name. Loaders with the same code make one context of one model. `preload`: further modules that a pilot
-    imports ahead. `options` are `@context`'s. Raises RecipeError for a path without a model.
+    name. `preload`: further modules that a pilot imports ahead. `options` are `@context`'s. Raises RecipeError for
+    a path without a model.
     """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
@@ -163,7 +162,9 @@ def model_recipe(
             f"{shown_name(source)} is an encoder ({encoder}), which writes no text; take stoker.encoder(...) for it",
             path=source,
         )
-    needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
+    classes = architectures(source) or (_USUAL_ARCHITECTURE,)  # a GGUF file does not name its own
+    ahead = dict.fromkeys([*_PRELOAD, *(f"transformers:{name}" for name in classes), *preload])
+    needs = {"files": ("path",) if is_local else (), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key says it already: of the folder, the dtype and the declared memory.
@@ -183,7 +184,7 @@ def check_graphs(graphs: bool, *, engine: str) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """Return the full name of a dtype, also for a short name. Raises RecipeError, for the recipe of `what`."""
+    """Return the full name of a dtype. Raises RecipeError, for the recipe of `what`."""
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         short = ", ".join(_SHORT_DTYPES)
@@ -192,15 +193,15 @@ def dtype_named(dtype: str, *, what: str) -> str:
 
 
 def engine_options(engine: str) -> frozenset[str]:
-    """Return the names of options of `CausalLM.complete` that an engine may honour beyond the common ones. For
-    `auto` vLLM counts if this Python environment has it."""
+    """Return the options of `CausalLM.complete` that an engine may honour beyond the common ones. For `auto` vLLM
+    counts if this environment has it."""
     may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
     return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 
 
 def default_model() -> str:
-    """Return the path of SmolLM2-135M-Instruct, a small model (Apache-2.0), in the package that carries it as GGUF.
-    Raises RecipeError with the command that installs it."""
+    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF. Raises
+    RecipeError with the command that installs it."""
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))
@@ -211,11 +212,6 @@ def default_model() -> str:
             " or name a model of your own, as in causal_lm('models/mine')"
         )
     return str(found[0])
-
-
-def _preload(source: str) -> tuple[str, ...]:
-    names = architectures(source) or (_USUAL_ARCHITECTURE,)
-    return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 
 
 sys.modules[__name__].__class__ = CallableModule

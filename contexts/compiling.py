@@ -1,10 +1,9 @@
 """Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
 
-One thread compiles and computes: a CUDA graph belongs to the thread that recorded it, and CPU code is compiled
-for a number of threads, which other threads would change (`core_share`). The compiler's folder is kept as a
-snapshot that other pilots get under its *form*; a library works on a copy. (PyTorch's `save_cache_artifacts`
-leaves out the shared objects of a CPU, 18 s of 27 s.) A damaged artifact is moved aside, one of another machine
-is replaced, and the runtime is compiled.
+One thread compiles and computes: a CUDA graph belongs to its thread, and CPU code is compiled for a number of
+threads. The compiler's folder is kept as a snapshot that other pilots get under its *form*; PyTorch's
+`save_cache_artifacts` leaves out the shared objects of a CPU. A damaged artifact is moved aside, one of another
+machine is replaced.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths. `padding`: the padding token. The
-    first text fills the free places of a runtime's shape."""
+    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths. The first text fills free places."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -76,15 +74,12 @@ _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 class _Had(NamedTuple, Generic[Made]):
-    """The compiled result, and True if it was compiled now."""
-
     made: Made
     is_new: bool
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin. Without a form
-    nothing is kept."""
+    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -158,7 +153,6 @@ def _files(cache: Path) -> set[str]:
 
 
 def _replace(place: Path, cache: Path, *, made_s: float) -> None:
-    """Replace the artifact of another machine by the content of `cache`."""
     log.info("%s was compiled for another machine; it is replaced", place)
     shutil.rmtree(place, ignore_errors=True)
 
@@ -211,8 +205,7 @@ _RUNS = 3
 
 
 class Runtime(Protocol):
-    """An `EncoderModel` that is a runtime. `source` identifies the model everywhere; `longest` is its length in
-    tokens."""
+    """An `EncoderModel` that is a runtime."""
 
     name: str
     source: str
@@ -275,7 +268,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Compile a runtime if that is wanted. If that fails it computes as it is, or ContextError is raised for True."""
+    """Compile a runtime if that is wanted. On failure it computes as it is, or ContextError is raised for True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -288,7 +281,7 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         if wanted is True:
             raise ContextError(
                 f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
-                " serve its texts; with compiled='auto' it computes as it is",
+                " serve its texts; with compiled='auto' it computes as it is"
             ) from error
         log.warning("%s, %s tokens: computed as it is, not compiled: %s", model.name, model.longest, why)
     else:
@@ -299,14 +292,13 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the device kind that code is compiled for: a GPU's name, or a CPU's instruction set."""
+    """Return the device kind for compiled code: a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _form(model: Runtime) -> str:
-    """Return a name for the compiled code: PyTorch's version, the device kind, and a digest of the rest."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,

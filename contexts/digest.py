@@ -1,14 +1,14 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function,
-and line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
+A pickle depends on the identity of strings, the order of sets, the module of a function, and line numbers. So the
+value is walked, and each part is fed to SHA-256 after its type and length.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to,
               recursively. Not file names, line numbers, or its module. It depends on Python's minor version.
     Installed code of the environment counts by name and the version of its distribution (`user_code`).
     Cycles    a function, class or module that was met before counts by the number of its first meeting; a container
               that contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
-    Others    paths, methods, arrays, tensors by `parts_of`; any other object by its `__reduce_ex__`.
+    Others    paths, methods, arrays, tensors by their parts; any other object by its `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet
 
 
 def _parts_of(value: Any, kind: type) -> tuple[str, list[Any]] | None:
-    """Return a tag and the parts of an object of this type; None if it is to be taken apart by its pickle."""
     if isinstance(value, pathlib.PurePath):
         return "path", [str(value)]
     if isinstance(value, enum.Enum):
@@ -66,7 +65,6 @@ def _parts_of(value: Any, kind: type) -> tuple[str, list[Any]] | None:
 
 
 def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | None:
-    """Return a tag, facts, the tag of the data and the data of an array of numpy, or a tensor or storage of PyTorch."""
     if kind is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject:
         return "array", [str(value.dtype), tuple(value.shape)], "data", bytes(value.tobytes())
     if (storage := _storage_bytes(value)) is not None:
@@ -116,8 +114,8 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return 64 hex digits for the content of these values together. Raises RecipeError for an object without
-    content, with the part by its place in `names` and the place within it."""
+    """Return 64 hex digits for the content of these values together. Raises RecipeError for a part without content,
+    with its place in `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -127,7 +125,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return 32 hex digits for an item of data, the same for all versions of Python unless the item holds code."""
+    """Return 32 hex digits for an item of data, the same for all versions of Python unless it holds code."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -135,7 +133,7 @@ def digest_of_item(item: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
-    """Return 64 hex digits for a module's code; its globals and imports are not followed."""
+    """Return 64 hex digits for a module's code without its globals and imports."""
     return digest_of(code)
 
 
@@ -236,7 +234,6 @@ class _DigestWalk:
         feed(value)
 
     def _by_name(self, tag: str, value: Any) -> bool:
-        """Feed an object that an installed module has under its name; False for any other."""
         home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
         if not is_installed(home) or lookup(home, name) is not value:
             return False

@@ -126,7 +126,6 @@ def encoder(
 
 
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
-    """Return the loader's options of a runtime; none without a length. Raises RecipeError."""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
         raise RecipeError(
             f"encoder(length={length!r}): a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
@@ -155,8 +154,8 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, the shortest first. `count` returns the input length in tokens of a call's first
-    argument; None: each call says it itself (`features={"input_length": ...}`)."""
+    """The runtimes of one model, the shortest first. `count` returns the tokens of a call's first argument; None:
+    each call names its length (`features={"input_length": ...}`)."""
 
     recipes: tuple[Recipe, ...]
     count: Callable[[Any], int] | None = None
@@ -172,7 +171,7 @@ class Family(msgspec.Struct, frozen=True):
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts that can serve an input of this length, the shortest first. Raises InputTooLongError."""
+        """Return the contexts for an input of this length, the shortest first. Raises InputTooLongError."""
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
@@ -185,7 +184,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
-    """Make a family of contexts, each under the longest input that it takes, in tokens. `count` as in `Family`."""
+    """Make a family of contexts by the longest input of each, in tokens. `count` as in `Family`."""
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
             raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
@@ -29,11 +24,8 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """Load the encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
-
-    Raises Transformers' errors for an unreadable model, RecipeError for a runtime longer than the model reads,
-    and ContextError for one that has to be compiled and cannot be.
-    """
+    """Load the encoder at `path` on this library's device; the rest as in `encoder`. Raises Transformers' errors for
+    an unreadable model, and RecipeError and ContextError for an unusable runtime."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -60,7 +52,6 @@ def load_encoder(
 
 
 def _file_of(path: str, name: str) -> str | None:
-    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
     try:
         place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
         return place.read_text()

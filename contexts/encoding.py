@@ -1,12 +1,10 @@
 """An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
 
 An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's
-(`last`). A sentence-transformers folder names one (`model_source`); else it is the mean. Padding is masked, so
-results do not depend on the batch, beyond rounding. Calls of several slots share batches of like length
-(`joined_batches`). A *runtime* computes every batch in one shape, so that it can be compiled (Arlo §3.1).
-
-The profile (Arlo §3.3, Fig. 2) uses texts a token shorter than their length, so that padding is masked. Lengths
-take turns, so that a slow machine slows all of them.
+(`last`), as a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond
+rounding. Calls of several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape,
+so that it can be compiled (Arlo §3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow
+machine slows all of them.
 """
 
 from __future__ import annotations
@@ -60,11 +58,8 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the profile of a model over these rising lengths; without any, over `usual_lengths` with this `step`.
-
-    `dtype` and `compiled` as the runtimes will have them. Raises RecipeError for lengths that do not rise or that
-    the model does not read, and ContextError for a runtime that has to be compiled and cannot be.
-    """
+    """Return the profile of a model over these rising lengths; by default `usual_lengths` with this `step`. Raises
+    RecipeError for unusable lengths, and ContextError for a runtime that has to be compiled and cannot be."""
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)
@@ -166,7 +161,11 @@ class EncoderModel:
         config = model.config
         self.runtime = runtime
         """The shape of every batch; None: as its texts are."""
-        self.longest = _runtime_length(runtime, _longest(config, tokenizer, self.facts))
+        longest = longest_text(
+            model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
+            padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
+        )  # fmt: skip
+        self.longest = _runtime_length(runtime, longest)
         """Most tokens of a text; 0 = unlimited."""
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
@@ -191,14 +190,13 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return how many calls a library runs at once. A runtime runs as many as it has texts in a batch: a
-        scheduler by lengths counts waiting calls (Arlo §3.4)."""
+        """Return how many calls a library runs at once: for a runtime the texts of a batch, because a scheduler by
+        lengths counts waiting calls (Arlo §3.4)."""
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """Return a runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model
-        reads."""
+        """Return a runtime with this model's weights. Raises RecipeError for one longer than the model reads."""
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -211,12 +209,12 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """The origin of a compiled runtime's code, for people; empty if it is not compiled."""
+        """The origin of a compiled runtime's code, for people."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Compile a runtime's network, and compute in the compiler's thread from now on. A model with a
-        classification head is compiled for `classify` alone. If compiling raises, the runtime is unchanged."""
+        """Compile a runtime's network (for `classify` if it has a head), and compute in the compiler's thread. If
+        compiling raises, the runtime is unchanged."""
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
@@ -256,9 +254,8 @@ class EncoderModel:
     ) -> list[list[float]]:
         """Return the embedding of each text, of length 1 with `normalize`.
 
-        `pooling`: `mean`, `cls` or `last`; empty: the model's own. At most `batch_size` texts are computed at a
-        time. Raises ValueError for a text of more tokens than the model reads (InputTooLongError for a runtime),
-        unless `truncate` cuts it.
+        `pooling`: `mean`, `cls` or `last`; empty: the model's own. Raises ValueError for a text of more tokens
+        than the model reads (InputTooLongError for a runtime), unless `truncate` cuts it.
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
@@ -293,9 +290,8 @@ class EncoderModel:
     ) -> list[dict[str, float]]:
         """Return the probability of each of the model's labels for each text, or pair of texts.
 
-        Probabilities of one text sum to 1, unless the model's config makes its labels independent, or it has one
-        label. A regression model returns its numbers. Other arguments and errors as in `embed`; ValueError
-        without a classification head.
+        Probabilities sum to 1, unless the model's config makes labels independent. A regression model returns its
+        numbers. Errors as in `embed`; ValueError without a classification head.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
@@ -394,16 +390,6 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
             longest=longest,
         )  # fmt: skip
     return runtime.length
-
-
-def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
-    return longest_text(
-        model_type=config.model_type,
-        positions=int(getattr(config, "max_position_embeddings", 0) or 0),
-        padding=config.pad_token_id or 0,
-        tokenizer=int(tokenizer.model_max_length),
-        sentences=facts.longest,
-    )
 
 
 log = logging.getLogger(__name__)

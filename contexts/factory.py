@@ -43,21 +43,13 @@ class _Made(NamedTuple):
     captured: Captured
 
 
-def _remember(key: str, loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    plain = None
-    with suppress(TypeError, ValueError):
-        bound = inspect.signature(loader).bind(*args, **kwargs)
-        bound.apply_defaults()
-        plain = {
-            name: value
-            for name, value in bound.arguments.items()
-            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
-        }
-    with suppress(TypeError):  # it cannot be held weakly
-        _made[key] = _Made(weakref.ref(loader), plain, Captured(loader))
-        _made.move_to_end(key)
-        if len(_made) > _MOST:
-            _made.popitem(last=False)
+def _plain_arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
+    bound.apply_defaults()
+    return {
+        name: value
+        for name, value in bound.arguments.items()
+        if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+    }
 
 
 def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
@@ -104,7 +96,7 @@ class RecipeFactory:
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<context {_name_of(self.loader)}{_signature(self.loader)}; call it to make a recipe>"
+        return f"<context {_name_of(self.loader)}{_signature(self.loader) or '(...)'}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (self.loader, self._given, self._name)
@@ -215,12 +207,18 @@ def make_recipe(
 ) -> Recipe:
     """Make the recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
     shown = name
-    name = _name_of(loader)
-    _check_fits(loader, args, kwargs, name=name)
+    name, signature = _name_of(loader), _signature(loader)
+    try:
+        plain = _plain_arguments(signature.bind(*args, **kwargs)) if signature is not None else None
+    except TypeError as error:
+        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
     _refuse_contexts((*args, *kwargs.values()), name=name)
-    arguments, given = _short_arguments(loader, args, kwargs), (args, kwargs)
+    names = list(signature.parameters) if signature is not None else []
+    arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
     home = program_folder()
+    # A loader of Stoker's reads no file by a relative name.
+    is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
     digest = _digest(
         name,
@@ -229,15 +227,19 @@ def make_recipe(
         [_stable(value) for value in args],
         {key: _stable(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
-        _facts(options.needs),
+        [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
-        *([home.path] if home is not None and not _is_ready_made(loader) else ()),
+        *([home.path] if home is not None and not is_ready_made else ()),
     )
     try:
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    _remember(digest[:32], loader, *given)
+    with suppress(TypeError):  # it cannot be held weakly
+        _made[digest[:32]] = _Made(weakref.ref(loader), plain, Captured(loader))
+        _made.move_to_end(digest[:32])
+        if len(_made) > _MOST:
+            _made.popitem(last=False)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",
@@ -253,11 +255,6 @@ def make_recipe(
         home=home,
         named=named,
     )
-
-
-def _is_ready_made(loader: Loader) -> bool:
-    """True for a loader of Stoker's: it reads no file by a relative name."""
-    return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
@@ -278,14 +275,6 @@ def _digest(name: str, *parts: Any) -> str:
         raise RecipeError(f"{name}(...): {error}", loader=name) from error
 
 
-def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    try:
-        names = list(inspect.signature(loader).parameters)
-    except (TypeError, ValueError):  # a builtin that does not tell
-        names = []
-    return payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
-
-
 def _check_returns(loader: Loader) -> None:
     name, yields = _name_of(loader), how_it_yields(loader)
     if yields:
@@ -300,17 +289,6 @@ def _check_returns(loader: Loader) -> None:
             " asyncio.run(...) in it where it awaits",
             loader=name,
         )
-
-
-def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:
-    try:
-        signature = inspect.signature(loader)
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
 
 
 def _objects_in(
@@ -374,10 +352,6 @@ def _stable(value: Any) -> Any:
     return value
 
 
-def _facts(needs: Needs) -> list[Any]:
-    return [[field, getattr(needs, field)] for field in needs.__struct_fields__]
-
-
 def _name_of(loader: Any) -> str:
     plain = loader
     while isinstance(plain, functools.partial):
@@ -386,8 +360,8 @@ def _name_of(loader: Any) -> str:
     return "lambda" if name == "<lambda>" else name.strip("_") or name
 
 
-def _signature(loader: Loader) -> str:
+def _signature(loader: Loader) -> inspect.Signature | None:
     try:
-        return str(inspect.signature(loader))
-    except (TypeError, ValueError):
-        return "(...)"
+        return inspect.signature(loader)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return None

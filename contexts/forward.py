@@ -1,17 +1,13 @@
 """Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding)
-in every batch. A prompt and all its labels are one pass (`prefill_with_tails`): a mask lets each label see the
-prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). The first use tests whether the
-architecture takes such a mask.
+Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in
+every batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree
+attention of SpecInfer, arXiv:2305.09781).
 
-The keys and values (KV) of a beginning that prompts share are computed once. The template is found without a
-hint:
-
-- The last few prompts are kept whole (*recent*). A new prompt that begins like one of them turns that beginning
-into a *shared* prefix, at no cost. - A longer beginning becomes another shared prefix only if it is longer by
-some tokens: two claims that both start with "The" should not displace the template. - Both kinds share a limit in
-bytes; shared prefixes are dropped least recently used first.
+The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole;
+a new prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another
+only if it is longer by some tokens: two claims that start with "The" should not displace the template. Both share
+a limit in bytes; shared prefixes are dropped least recently used first.
 """
 
 from __future__ import annotations
@@ -65,7 +61,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length (at least a row's last token remains)."""
+        """Return the longest kept prefix of all rows, and its length, at most that of the shortest row less 1."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -80,7 +76,7 @@ class PrefixCache(Generic[KV]):
         return shared, length
 
     def wants(self, ids: tuple[int, ...]) -> bool:
-        """True if this shared beginning is worth computing separately: nothing as long is kept."""
+        """True if this shared beginning is worth computing separately."""
         if len(ids) < SHORTEST:
             return False
         _, shared = self._longest(self._shared, [ids], len(ids))
@@ -158,8 +154,8 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch(NamedTuple):
-    """Rows whose prompts were computed: `logits` after each row's last token `[rows, vocabulary]`, their cache, the
-    length of each row and the width (longest row) of the cache."""
+    """Rows whose prompts were computed: `logits` after each row's last token, their cache, the length of each row and
+    the longest."""
 
     logits: torch.Tensor
     cache: Any
@@ -194,7 +190,7 @@ class ModelRunner:
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
         """Return logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens,
-        vocabulary]`. A tail (a label without its last token, maybe empty) is read after its own prompt alone."""
+        vocabulary]`. A tail is a label without its last token."""
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -206,7 +202,6 @@ class ModelRunner:
         return batch.logits, self._extend(batch, tails)
 
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
-        """Return logits after each token of each tail, with a row per tail."""
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
@@ -301,8 +296,6 @@ class ModelRunner:
 
 
 class _Tree:
-    """Tails of each row, side by side after the row's prompt: their tokens, positions and mask."""
-
     def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
         self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
         self._wanted = tails
@@ -315,7 +308,6 @@ class _Tree:
         ]
 
     def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
-        """Return the addend of attention scores, `[rows, 1, new tokens, all tokens]`: 0 for a visible token."""
         new, everything = self._longest + self.width, self._start + self._longest + self.width
         seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
         block = self._start + self._longest
@@ -369,7 +361,6 @@ def _layers(cache: Any) -> Layers:
 
 
 def _cut(layers: Layers, length: int) -> Layers:
-    """Copy the first tokens, so that the rest can be freed."""
     return [(keys[:, :, :length].clone(), values[:, :, :length].clone()) for keys, values in layers]
 
 
@@ -393,11 +384,8 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`.
-
-        `prefix` is what the caller has put before every row. `batch_size` rows are computed at a time, where that
-        is a choice. `check` is called before each pass through the model; if it raises, the scoring ends.
-        """
+        """Return the log-likelihood of each tail after its row: `[rows][tails of the row]`. `prefix` begins every
+        row. `check` is called before each pass; if it raises, the scoring ends."""
 
 
 class RunnerScorer:
@@ -428,7 +416,6 @@ class RunnerScorer:
         return scores
 
     def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
-        """Group prompts of like length by index, to pad little. The shared beginning is computed first."""
         if prefix:
             self._runner.share(shared_beginning([*rows, prefix]))
         if len(rows) > 1:

@@ -1,13 +1,8 @@
 """Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures.
 
-The source lines of a notebook's cell exist in the notebook's process alone. A `SourceLines` behind a function in
-a value to pickle (`payloads`) makes them travel, and the `linecache` of the other process shows them in
-tracebacks.
-
-`Captured` compares by identity what a function of the user's travels with: globals, closure, defaults,
-attributes, and the user's own functions among these. If all are immutable, the function's bytes stay valid until
-a name is bound to another object. If one is mutable, the caller pickles the function at every call. No code of
-the user's runs here.
+The source lines of a notebook's cell exist in its process alone: a `SourceLines` behind a function makes them
+travel. `Captured` compares by identity what a function of the user's travels with. If all of it is immutable, the
+function's bytes stay valid until a name is bound to another object; else the caller pickles it at every call.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ def attribute_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
-    """Return names of globals that class bodies in code refer to, where the body has no variable of that name."""
+    """Return names of globals that class bodies in code refer to."""
     steps = list(dis.get_instructions(code))
     stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
     names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
@@ -80,7 +75,7 @@ def imports(code: types.CodeType) -> frozenset[Import]:
 
 
 def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Return dotted names of modules that code imports by their full names, nested code included."""
+    """Return dotted names of modules that code imports, nested code included."""
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
@@ -120,8 +115,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """Return in words how a function returns a generator or a context manager instead of a value; empty if it does
-    not."""
+    """Return in words how a function returns a generator or a context manager; empty if it does not."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -145,7 +139,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Stands behind functions in a value to pickle; `payloads` puts their source lines in its place."""
+    """Stands behind functions in a value to pickle, for their source lines."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return know, ({},)
@@ -257,8 +251,6 @@ class Captured:
 
 
 class _FunctionNames:
-    """Functions and modules are held weakly, in `_weak` by their places: a function that refers to itself is freed."""
-
     __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
 
     def __init__(self, function: types.FunctionType) -> None:
@@ -292,7 +284,6 @@ class _FunctionNames:
 
 
 def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
-    """Return all objects that travel with a function, in the same order each time."""
     namespace = function.__globals__
     found = [namespace.get(name, _MISSING) for name in used]
     if function.__closure__:
@@ -326,7 +317,6 @@ def _annotations(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _is_immutable(value: Any) -> bool:
-    """True for a value that cannot change in place. False for a function of the user's, which the caller follows."""
     kind = type(value)
     if id(kind) in _ATOMS:
         return True
@@ -351,5 +341,4 @@ def _is_immutable(value: Any) -> bool:
 
 
 def _is_found_by_name(value: Any, home: Any, name: str) -> bool:
-    """True for what an installed module has under its name: it travels by this name."""
     return type(home) is str and is_installed(home) and lookup(home, name) is value

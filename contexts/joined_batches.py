@@ -1,17 +1,15 @@
 """Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
 
-A caller adds its rows and waits. One caller at a time *leads*: it computes batches of its longest row and rows of
-like length from all callers until its own are done; then the caller that has waited longest leads. No thread is
-made, and a single caller never waits. The waiting rows of a stopped call leave.
-
-A batch's longest row has at most twice the tokens of its shortest and a few more. A batch has no more rows than
-any caller in it asked for.
+One caller at a time *leads*: it computes batches of its longest row and rows of like length from all callers until
+its own are done; then the caller that has waited longest leads. No thread is made. A batch's longest row has at
+most twice the tokens of its shortest and a few more, and a batch has no more rows than any caller in it asked for.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from stoker.contexts import ambient
@@ -24,15 +22,15 @@ _FEW_TOKENS = 16
 """Rows whose lengths differ by less are alike, however short they are."""
 
 
+@dataclass(eq=False)
 class _Request(Generic[Row, Result]):
-    def __init__(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> None:
-        self.kind = kind
-        self.rows = rows
-        self.batch_size = batch_size
-        self.results: dict[int, Result] = {}
-        self.error: BaseException | None = None
-        self.leads = False
-        self.woken = threading.Event()
+    kind: Hashable
+    rows: Sequence[Row]
+    batch_size: int
+    results: dict[int, Result] = field(default_factory=dict)
+    error: BaseException | None = None
+    leads: bool = False
+    woken: threading.Event = field(default_factory=threading.Event)
 
     @property
     def is_over(self) -> bool:
@@ -62,7 +60,7 @@ class JoinedBatches(Generic[Row, Result]):
             return []
         stop = ambient.call_stop()
         stop.check()
-        request: _Request[Row, Result] = _Request(kind, rows, batch_size=batch_size)
+        request: _Request[Row, Result] = _Request(kind, rows, batch_size)
         with self._lock:
             self._add(request)
             request.leads = not self._is_led

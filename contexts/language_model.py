@@ -1,12 +1,9 @@
 """A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`; and how a library loads
 it.
 
-Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
-(`inference/`), which one thread steps. Verification scores labels ("true", "false") instead of generating: the
-prompt is read once for all labels (`forward`), between two steps of the batch. With vLLM the engine reads the
-weights and scores labels.
-
-Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
+Calls of all slots are written in one batch by the model's engine (`inference/`). Label scores are read between two
+steps of the batch, the prompt once for all labels. Results do not depend on the batch, beyond rounding; random
+draws are seeded by the prompt's place in the call.
 """
 
 from __future__ import annotations
@@ -170,8 +167,8 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times and their error; calls of other slots wait. Calls `told` with the
-        progress. Raises RuntimeError while requests run."""
+        """Measure the engine's step times and their error; calls of other slots wait. Raises RuntimeError while
+        requests run."""
         with self._thread.hold() as engine:
             load = engine.load()
             if load.running or load.waiting:
@@ -194,8 +191,7 @@ class CausalLM:
             return engine.memory()
 
     def sleep(self) -> None:
-        """Free device memory as far as the engine can; requests are refused until `wake`. Raises RuntimeError while
-        requests run."""
+        """Free device memory; requests are refused until `wake`. Raises RuntimeError while requests run."""
         with self._thread.hold() as engine:
             engine.sleep()
 
@@ -211,15 +207,15 @@ class CausalLM:
     # ---- prompts
 
     def chat(self, message: str, *, system: str = "") -> str:
-        """Return the prompt that asks this message in the model's chat format (the message itself without one)."""
+        """Return the prompt that asks this message in the model's chat format."""
         turns = [{"role": "user", "content": message}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         return self.chat_prompt(turns)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation in the model's chat format: messages with a `role` and a `content`,
-        the oldest first. Without a chat format the contents are joined by blank lines."""
+        """Return the prompt of a conversation in the model's chat format: messages with a `role` and a `content`, the
+        oldest first. Without a format the contents are joined by blank lines."""
         return self._prompts.chat_prompt(messages)
 
     def count_tokens(self, text: str) -> int:
@@ -292,11 +288,8 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Yield the continuation of a prompt in pieces as they are written; together they are what `generate`
-        returns.
-
-        Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the request.
-        """
+        """Yield what `generate` returns for a prompt, in pieces as they are written. Raises ValueError when it is
+        called. An iterator that is closed ends the request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
@@ -342,11 +335,8 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
-        """Yield the tokens of `complete` as they are written; the last has a `finish_reason`.
-
-        Raises ValueError as `complete` does, when it is called or before the first token. An iterator that is
-        closed ends the request.
-        """
+        """Yield the tokens of `complete` as they are written. Raises ValueError when it is called or before the first
+        token. An iterator that is closed ends the request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -362,8 +352,7 @@ class CausalLM:
         0.
 
         A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every
-        prompt and computed once; without it, the shared beginning is found. `batch_size` prompts are computed at
-        a time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        prompt. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
@@ -401,8 +390,8 @@ def load_model(
     graphs: bool = False,
 ) -> CausalLM:
     """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
-    `path`; computed if empty. Raises Transformers' errors for an unreadable model, ValueError for an engine that
-    does not support the model, and StokerError if vLLM cannot start."""
+    `path`. Raises Transformers' errors, ValueError for an engine that does not support the model, and StokerError
+    if vLLM cannot start."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -428,8 +417,8 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Return why vLLM writes, for people; empty if another engine does. Raises StokerError if it is asked for and
-    does not import."""
+    """Return why vLLM writes; empty if another engine does. Raises StokerError if it is asked for and does not
+    import."""
     if engine not in ("auto", "vllm"):
         return ""
     asked = engine == "vllm"

@@ -2,10 +2,9 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
-A *runtime* pads every text to its own length. Within a step of the latency staircase padding is free; where
-latency rises steadily, each further runtime helps less. The chosen lengths have the lowest mean latency of the
-expected texts, and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer. A damaged file is ignored
-with a warning.
+A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected
+texts, and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer. A damaged file is ignored with a
+warning.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ LEAST_GAIN = 0.05
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length: tokens, seconds for a text of it, and the number of expected texts that are at most as long
-    and longer than the length before."""
+    """A profiled length: tokens, seconds for a text of it, and the expected texts between the length before and it."""
 
     tokens: int
     seconds: float
@@ -44,7 +42,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Rising lengths; the mean latency of the expected texts with them, and with the longest alone, in seconds."""
+    """Rising lengths; the mean latency of the expected texts with them, and with the longest alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -83,8 +81,8 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
 def _best_of_each_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Return for each number of runtimes the least sum of latencies of all texts, and the places of the lengths.
-    Dynamic programming over the longest length so far."""
+    """Return for each number of runtimes the least sum of latencies, and the places of the lengths (dynamic
+    programming over the longest length so far)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -121,9 +119,9 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text. `model` is the
-    digest of the model's folder, or its name on the hub. `dtype` and `compiled` are `encoder`'s; `computed_dtype`
-    and `is_compiled` are their effect on this `device`. `measured_at` is in seconds since 1970."""
+    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text.
+    `computed_dtype` and `is_compiled` are the effect of `encoder`'s `dtype` and `compiled` on this `device`.
+    `measured_at` is in seconds since 1970."""
 
     lengths: tuple[LengthTime, ...]
     name: str
@@ -147,8 +145,8 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step`, and
-    the longest itself. A step of 0: 16 tokens, or more for at most 32 lengths."""
+    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step` (0: 16
+    tokens or more, for at most 32 lengths), and the longest itself."""
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
@@ -156,8 +154,7 @@ def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
 
 def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> RuntimeLengths:
     """Return the lengths that are worth a runtime. `counts`: tokens of each expected text; without them all lengths
-    are equally likely. Longer texts than were measured do not count. Raises RecipeError if only these are
-    expected."""
+    are equally likely. Raises RecipeError if only longer texts than measured are expected."""
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
     for count in counts:
@@ -178,8 +175,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of the model at `path` for this device kind. Returns the file. Raises OSError, and
-    RecipeError for a path without a model."""
+    """Keep the profile of the model at `path` for this device kind. Returns the file."""
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -192,8 +188,7 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """Return the last profile of the model at `path` with these options, or None. Raises RecipeError for a path
-    without a model."""
+    """Return the last profile of the model at `path` with these options, or None."""
     model = _digest(path)
     found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)

@@ -1,10 +1,8 @@
 """Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some
-packages import their parts when an attribute is touched.
-
-Without internet, `huggingface_hub` retries six times a file, half a minute each. `HubWatch` reads its log while a
-loader runs, and switches to local files if the hub cannot be reached, as with `HF_HUB_OFFLINE=1`.
+An entry of `preload` is a module (`torch`) or `module:attribute`, whose parts are imported when touched. Without
+internet, `huggingface_hub` retries six times a file, half a minute each: `HubWatch` reads its log and switches to
+local files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ def _object_path(name: str, as_path: bool) -> ObjectPath:
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe: its loader's return value, or None for the bare recipe. `objects` maps cache
-    names to local paths. Raises RecipeError for a missing object, and the loader's own errors."""
+    """Return the context of a recipe; None for the bare recipe. `objects` maps cache names to local paths. Raises
+    RecipeError for a missing object, and the loader's own errors."""
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
@@ -67,12 +65,8 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded
-    context says.
-
-    The context's method `slots(device_memory_bytes)` is called once, with 0 if the recipe declares no memory;
-    without the method the answer is 1. Raises RecipeError for an answer that is no whole number from 1 on.
-    """
+    """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` the answer of the
+    context's method `slots(device_memory_bytes)`, else 1. Raises RecipeError for an unusable answer."""
     if recipe.slots:
         return recipe.slots
     method = getattr(context, "slots", None)
@@ -112,8 +106,8 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports or refers to as globals, then `module:attribute`. The user's
-    own modules may not exist on a pilot, and standard modules load fast, so neither is listed."""
+    """Return top-level modules that a loader imports or refers to, then `module:attribute`; neither the user's own
+    nor standard ones."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -133,14 +127,10 @@ def modules_of(loader: Any) -> tuple[str, ...]:
 def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
     def wanted(name: str) -> bool:
         top = name.partition(":")[0].partition(".")[0]
-        return bool(top) and top not in ("stoker", "__future__", "__main__") and not _in_stdlib(top)
+        return bool(top) and top not in ("stoker", "__main__", *sys.stdlib_module_names)
 
     tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
     return (*tops, *sorted({name for name in parts if wanted(name)}))
-
-
-def _in_stdlib(top: str) -> bool:
-    return top in sys.stdlib_module_names
 
 
 ANSWER_S = 4

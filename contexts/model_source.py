@@ -1,7 +1,6 @@
 """Facts about a model before it is loaded: its place, longest input, pooling, cache size, and token counts of texts.
 
-They are read from the model's files without a GPU library, so a login node can check a recipe. A policy that
-shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request.
+They are read from the model's files without a GPU library, so a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class CallableModule(types.ModuleType):
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """Return what to load (a checkpoint's folder for its file), and True if it is local. Raises RecipeError for a
-    path that is no model's."""
+    """Return what to load (a checkpoint's folder for its file), and True if it is local. Raises RecipeError."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -56,10 +54,7 @@ def model_source(path: str) -> tuple[str, bool]:
 
 def architectures(source: str) -> tuple[str, ...]:
     """Return the names of a model folder's classes in Transformers; none if its config.json has none."""
-    try:
-        named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return ()
+    named = _json_file(source, "config.json").get("architectures")
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
 
@@ -93,26 +88,20 @@ _MOST = 1 << 24
 
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
     """Return the needs of a model in the folder `source`, with its cache; unchanged if its size is unknown."""
-    try:
-        config = json.loads((Path(source) / "config.json").read_text())
-        weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
-    except (OSError, ValueError, RecursionError):
-        return needs
+    config = _json_file(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
-    token_bytes = _token_bytes(config, dtype=dtype, on_cpu=on_cpu) if isinstance(config, dict) else 0
-    longest = _number(config, "max_position_embeddings")
+    token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
     declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
+    weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
     room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 
 
 def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
-    """Return the bytes of one token's keys and values in all layers; 0 if unknown. For `auto` the larger of float32
-    (CPU) and the model's own dtype (GPU), if it may load on both."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
     own = dtype
@@ -130,8 +119,8 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these. A longer text
-    than `most` counts as this long (0: no limit)."""
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these; at most `most`
+    (0: no limit)."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -140,8 +129,7 @@ class TokenCounter:
         self._tokenizer: Any = None
 
     def __call__(self, given: Any) -> int:
-        """Return the tokens of a call's input; 0 for an empty list. Raises RecipeError for other values, and for a
-        model whose tokenizer cannot be read."""
+        """Return the tokens of a call's input. Raises RecipeError for other values, and for an unreadable tokenizer."""
         if isinstance(given, list):
             return max(map(self._count, given), default=0)
         return self._count(given)
@@ -232,7 +220,6 @@ def sentence_facts(read: Read) -> SentenceFacts:
 
 
 def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
-    """Return the pooling that the settings name, and the settings that are not supported here."""
     if config is None:
         return "mean", ""
     asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
@@ -248,7 +235,6 @@ def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _object(text: str | None, kind: type[Any]) -> Any:
-    """Parse JSON of this kind; None for a file that is missing or damaged."""
     try:
         found = json.loads(text) if text is not None else None
     except (ValueError, RecursionError):
@@ -265,8 +251,8 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the most tokens of a text; 0 = unlimited. Limits: `positions` of the model, less for the id of its
-    `padding` token in some models, the `tokenizer`'s and a sentence-transformers folder's (0 = none)."""
+    """Return the most tokens of a text by these limits; 0 = unlimited. Some models need `positions` up to that of the
+    `padding` token."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
@@ -274,8 +260,8 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the most tokens that the encoder (with `writes` the language model) at a path reads, by its files. 0 if
-    they do not say it, and for a GGUF file or a hub name."""
+    """Return the most tokens that the encoder (with `writes` the language model) at a path reads, by its files; 0 if
+    unknown."""
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)
     if there.suffix == ".gguf" or not there.exists():
@@ -283,9 +269,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
     if not writes:
         return longest_of_folder(folder)
     config = _json_file(folder, "config.json")
-    text = config.get("text_config")
-    within = text if isinstance(text, dict) else {}
-    return _whole(config.get("max_position_embeddings")) or _whole(within.get("max_position_embeddings"))
+    return _number(config, "max_position_embeddings") or _number(config.get("text_config"), "max_position_embeddings")
 
 
 def longest_of_folder(folder: str) -> int:
@@ -293,15 +277,11 @@ def longest_of_folder(folder: str) -> int:
     config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),
-        positions=_whole(config.get("max_position_embeddings")),
-        padding=_whole(config.get("pad_token_id")),
-        tokenizer=_whole(tokenizer.get("model_max_length")),
+        positions=_number(config, "max_position_embeddings"),
+        padding=_number(config, "pad_token_id"),
+        tokenizer=_number(tokenizer, "model_max_length"),
         sentences=sentence_facts(lambda name: _text(folder, name)).longest,
     )
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0
 
 
 def _json_file(folder: str, name: str) -> dict[str, Any]:

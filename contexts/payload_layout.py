@@ -39,8 +39,8 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 
 
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """Return the pickle and the buffers of such a payload. A writable buffer is a view of `data` if that is
-    writable, else a copy. Raises SerializationError for damaged bytes."""
+    """Return the pickle and the buffers of such a payload. A writable buffer is a view of `data` if that is writable.
+    Raises SerializationError."""
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     view = memoryview(data)
@@ -119,7 +119,7 @@ def short(value: Any, *, depth: int = _DEPTH) -> str:
         return f"{len(value):,} bytes"
     if kind in (list, tuple, set, frozenset, dict):
         return _short_container(value, kind, depth=depth)
-    return f"<{_type_name(kind)}>"
+    return f"<{vars(kind).get('stands_for') or kind.__name__}>"
 
 
 def _short_container(value: Any, kind: type, *, depth: int) -> str:
@@ -140,10 +140,6 @@ def _parts(value: Any, *, depth: int) -> Iterator[str]:
             yield short(item, depth=depth)
 
 
-def _type_name(kind: type) -> str:
-    return str(vars(kind).get("stands_for") or kind.__name__)
-
-
 _KNOWN = {
     "_make_function": "function",
     "_make_skeleton_class": "class",
@@ -154,8 +150,6 @@ _KNOWN = {
 
 
 class _StandIn:
-    """Replaces every object that a pickle would make."""
-
     def __new__(cls, *_args: Any, **_kwargs: Any) -> _StandIn:
         return object.__new__(cls)
 
@@ -174,11 +168,7 @@ class _StandIn:
     def append(self, _item: Any) -> None:
         """Do nothing."""
 
-    def extend(self, _items: Any) -> None:
-        """Do nothing."""
-
-    def add(self, _item: Any) -> None:
-        """Do nothing."""
+    extend = add = append
 
 
 class _Reader(pickle.Unpickler):

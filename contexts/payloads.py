@@ -51,8 +51,6 @@ class _ClassUnpickler(pickle.Unpickler):
 
 
 def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
-    """Return the class with this id, or a new one without its attributes. Only a new one calls `__init_subclass__` of
-    its bases. `parts` are cloudpickle's: the last but one is the id."""
     identity = parts[-2]
     if identity is not None:
         with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
@@ -101,17 +99,10 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
 
 
 def dump_parts(
-    value: Any,
-    *,
-    what: str = "argument",
-    modules: set[str] | None = None,
-    by_name: frozenset[str] = frozenset(),
+    value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
 ) -> list[Buffer]:
-    """Return the same bytes in pieces, for writing to a file without joining them. Errors as in `dumps`.
-
-    Names of modules that the value needs are added to `modules`: functions in it import them, or something goes
-    by its name. Classes of the modules `by_name` go by name.
-    """
+    """Return the same bytes in pieces. Names of modules that functions in the value import, or that something goes by
+    name of, are added to `modules`. Classes of the modules `by_name` go by name."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -123,12 +114,9 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value of `dumps`' bytes. Arrays that were writable are writable: views if `data` is writable
-    memory, else copies.
-
-    With `keep_classes` the classes of this process keep their attributes, for results, exceptions and
-    checkpoints. Raises SerializationError for bytes that `dumps` has not made, and the errors of unpickling.
-    """
+    """Return the value of `dumps`' bytes. Writable arrays are views if `data` is writable memory, else copies. With
+    `keep_classes` the classes of this process keep their attributes. Raises SerializationError for other bytes,
+    and the errors of unpickling."""
     body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
@@ -136,8 +124,8 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. Python runs handlers in the
-    main thread only; a KeyboardInterrupt in another thread comes from user code."""
+    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. A KeyboardInterrupt outside of
+    the main thread comes from user code."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -228,8 +216,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception, with its traceback as text. Never raises: parts that can't be pickled are
-    left out."""
+    """Return the bytes of an exception, with its traceback as text. Never raises."""
     kind = type(error)
     try:
         message = str(error)
@@ -243,9 +230,8 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback. One that cannot be pickled,
-    rebuilt or shown becomes RemoteCallError (`kind`, `traceback`): Parsl and `traceback` need the `repr` of every
-    exception."""
+    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback; RemoteCallError for one that
+    cannot be pickled, rebuilt or shown (Parsl needs the `repr`)."""
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"
@@ -266,6 +252,8 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
+    """Make the exception again by its class if that restores its message: tblib has exceptions unpickled without
+    `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -332,8 +320,8 @@ _ALIGN = 64
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with the user's functions in it, with the modules that they import and the modules
-    `also`. Classes of these modules and of `by_name` go by name. Raises SerializationError, naming `what`."""
+    """Return the bytes of a value with the user's functions in it, and with the modules that they import and the
+    modules `also`. Classes of these and of `by_name` go by name. Raises SerializationError, naming `what`."""
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
@@ -344,11 +332,9 @@ def dumps_code(
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments, with the modules that functions among them import.
-
-    The modules `by_name` have travelled with the function or its context. Names of the packed modules are added
-    to `brought`; the caller has the function bring them from then on. Raises SerializationError.
-    """
+    """Return the bytes of a call's arguments, with the modules that functions among them import, except `by_name`.
+    Names of packed modules are added to `brought`: the function brings them from then on. Raises
+    SerializationError."""
     plain = plain_bytes(value)
     if plain is not None:
         return plain
@@ -388,8 +374,7 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
 
 
 def versions_carried(data: Buffer | str) -> Mapping[str, str]:
-    """Return the versions of modules in these bytes, or in the file of this path, by name, without rebuilding the
-    value. Empty for damaged bytes."""
+    """Return the versions of modules in these bytes, or in the file of this path, by name. Empty for damaged bytes."""
     try:
         head = _head_of_file(data) if isinstance(data, str) else data
         if head[:1] != b"M":
@@ -416,7 +401,7 @@ def _head_of_file(path: str) -> bytes:
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
     """Return the value of `dumps_code`'s bytes, and its modules over those of `under`; they are entered. Raises
-    SerializationError for other bytes, and the errors of unpickling."""
+    SerializationError, and the errors of unpickling."""
     if data[:1] != b"M":
         under.enter()
         return loads(data), under

@@ -1,8 +1,7 @@
 """Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots.
 
-One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations
-(Welford), a table of steps as a row per cell. Measurements are never needed: a damaged file is moved aside with a
-warning, and without a file nothing is remembered. `stoker plan` forecasts with the history of sources.
+One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford).
+A damaged file is moved aside with a warning, and without a file nothing is remembered.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `schema` makes its tables, `shape` is a query that fails
-    if they are others. No method raises because of a disk."""
+    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No
+    method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
         self.path = Path(path)
@@ -163,11 +162,6 @@ class Stay(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def _stay(stay_s: float, ended: str) -> Stay:
-    how, _, why = ended.partition(": ")
-    return Stay(stay_s, how, why)
-
-
 class PilotCount(msgspec.Struct, frozen=True):
     """From `at` (seconds since the epoch) on, a session had this number of pilots."""
 
@@ -191,7 +185,7 @@ class Availability(msgspec.Struct, frozen=True):
 
 
 class AvailabilityStore:
-    """The history of sources, in one file. Safe with several processes; no method raises because of a disk."""
+    """The history of sources, in one file. No method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
@@ -222,7 +216,10 @@ class AvailabilityStore:
                 Wait(wait_s, boot_s, DeviceSet(*of))
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
-            tuple(_stay(*row) for row in rows("stays", "stay_s, ended")),
+            tuple(
+                Stay(stay_s, *ended.partition(": ")[::2])  # as `record_stay` wrote it: `lost: preempted`
+                for stay_s, ended in rows("stays", "stay_s, ended")
+            ),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
         )
 
@@ -322,12 +319,9 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured.
-
-    Memory is the maximum, times are means with standard deviations. `run_s` is a call's time over all functions,
-    `functions` by function (key or name); its counts are records, and `calls` has the calls of each function.
-    `paces`: seconds per unit of work by gang size. `slots`: the mean number of concurrent calls.
-    """
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
+    are means with standard deviations, by function (key or name). `calls` has the calls of each function. `paces`:
+    seconds per unit of work by gang size."""
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -354,7 +348,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class PerformanceStore:
-    """The measurements in one file. Safe with several processes and threads; no method raises because of a disk."""
+    """The measurements in one file. No method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_MEASURED_SCHEMA + SCHEMA, shape=_MEASURED_SHAPE)
@@ -378,17 +372,9 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
     def record_runs(
-        self,
-        recipe_key: str,
-        *,
-        kind: str,
-        function: str,
-        run_s: Iterable[float],
-        calls: int = 1,
-        items: float = 1.0,
+        self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1, items: float = 1.0
     ) -> None:
-        """Record calls of a function (its key or name), in seconds. Each time is the mean of `calls` calls; `items`
-        were packed into each."""
+        """Record calls of a function, in seconds: each time is the mean of `calls` calls of `items` items."""
         more = [("calls", float(calls))] if calls > 1 else []
         more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
@@ -501,7 +487,6 @@ def _measured(numbers: tuple[int, float, float, float]) -> Measured:
 
 
 def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    """Merge counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
     count, mean, spread, most = 0, 0.0, 0.0, 0.0
     for n, m, s, top in groups:
         total = count + n

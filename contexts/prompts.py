@@ -31,8 +31,7 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """Return the text of a token; a TokenText for a part of a character. `text` is the token decoded alone, `piece`
-    its name in the vocabulary."""
+    """Return the text of a token; a TokenText for a part of a character. `piece` is its name in the vocabulary."""
     if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops the space that begins a text
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -51,8 +50,6 @@ def _bytes_of(piece: str) -> bytes | None:
 
 
 def _byte_level() -> dict[str, int]:
-    """Return the byte for each character in byte-level vocabularies (GPT-2, Llama 3, Qwen): itself if printable,
-    else one from U+0100 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -98,8 +95,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return token ids of texts; the tokenizer's first token is added unless the text begins with it (chat
-        formats)."""
+        """Return token ids of texts; the tokenizer's first token is added unless the text begins with it."""
         if not texts:
             return []
         first = self.tokenizer.bos_token

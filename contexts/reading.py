@@ -1,9 +1,5 @@
-"""Readings of texts by a causal model: the mean hidden state, and the loss on a target.
-
-A prompt is computed once for all its samples, which are read side by side (`forward`): 16 samples of 40 tokens
-after a prompt of 64 are 704 tokens instead of 1,664. Prompts and samples are separate tokens, the same in every
-combination.
-"""
+"""Readings of texts by a causal model: the mean hidden state, and the loss on a target. A prompt is computed once for
+all its samples, which are read side by side (`forward`)."""
 
 from __future__ import annotations
 
@@ -24,11 +20,8 @@ BATCH_TOKENS = 2048
 def mean_hidden(
     model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the mean over tokens of each text's last hidden states, `[texts, width]`.
-
-    Of a long text the first `most_tokens` are read. `seen` gets the number of texts done after each pass. Raises
-    ValueError for an empty text.
-    """
+    """Return the mean over tokens of each text's last hidden states, `[texts, width]`. Of a long text the first
+    `most_tokens` are read. `seen` gets the number of texts done. Raises ValueError for an empty text."""
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
@@ -49,17 +42,12 @@ def mean_hidden(
 
 
 def mean_losses(
-    model: CausalLM,
-    prompts: Sequence[Ids],
-    samples: Sequence[tuple[Ids, Ids]],
-    *,
-    batch_size: int = 1,
+    model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
     """Return for each prompt the mean loss over samples, in nats per token of the sample's target.
 
-    Prompts are token ids; a sample is (input, target), read after the prompt. `batch_size` prompts are computed
-    at a time. Raises ValueError for an empty prompt, no sample, an empty target, and a sample that is too long
-    for the model.
+    Prompts are token ids; a sample is (input, target), read after the prompt. Raises ValueError for an empty
+    prompt, no sample, an empty target, and a sample that is too long for the model.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
@@ -79,7 +67,6 @@ def mean_losses(
 
 
 def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
-    """Return the losses of targets; the last token of a target is never read, only its likelihood counts."""
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
     if runner.shares:
         first, after = runner.prefill_with_tails(rows, [tails] * len(rows))

@@ -40,12 +40,9 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A content-addressed file or folder.
-
-    `name` is its cache name (kind and digest), `size_bytes` its length (a folder's sum), `source` the absolute
-    path where it was found, which the pilot may not see. `inode` and `changed_ns` identify the file that was
-    read; 0 if unknown, or if the file was too young for a later change to show.
-    """
+    """A content-addressed file or folder. `source` is the absolute path where it was found, which the pilot may not
+    see. `inode` and `changed_ns` identify the file that was read; 0 if unknown, or if the file was too young for a
+    later change to show."""
 
     name: str
     size_bytes: int
@@ -56,11 +53,9 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 class Needs(msgspec.Struct, frozen=True):
     """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared.
-
-    `memory_bytes` is host memory, `device_memory_bytes` memory of each of its `devices` (the same on a CPU: the
-    larger counts). `kinds`: device kinds that can hold it, best first; empty = any. The memory has room for a
-    language model's cache of `cache_tokens` tokens of `token_bytes` each (0 = it does not grow).
-    """
+    `device_memory_bytes` is memory of each of its `devices` (on a CPU the larger one counts). `kinds`: device
+    kinds that can hold it, best first; empty = any. The memory has room for a cache of `cache_tokens` tokens of
+    `token_bytes` each."""
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -73,9 +68,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """How many libraries of a context a program wishes for: `least` stay loaded, at most `most` are loaded (0 = any
-    number), and one idle for `keep_alive_s` is unloaded (None: it stays until its room is wanted). No part of the
-    recipe's key."""
+    """A program's wishes for libraries of a context: `least` stay loaded, at most `most` are loaded (0 = any number),
+    and one idle for `keep_alive_s` is unloaded. No part of the recipe's key."""
 
     least: int = 0
     most: int = 0
@@ -89,12 +83,10 @@ class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
     `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function,
-    args, kwargs)`, or empty for the bare context. `preload` names modules that the zygote imports before it
-    forks. A library runs `slots` calls at once (0: as many as its loaded context allows, see `slots_of`) and
-    retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in short. `longest_input`:
-    the longest input in tokens of a runtime of a family (0 = any; see `encoder`). `home`: the program's folder,
-    in which the loader runs if the pilot sees it. `named`: relative paths that the program listed in `files`,
-    with their cache names.
+    args, kwargs)`, or empty. `preload` names modules that the zygote imports before it forks. A library runs
+    `slots` calls at once (0: see `slots_of`) and retires after `calls_per_library` calls (0 = never). `arguments`
+    are the loader's, in short. `longest_input`: the longest input in tokens of a runtime of a family (0 = any).
+    `home`: the program's folder. `named`: relative paths in `files`, with their cache names.
     """
 
     key: str
@@ -213,7 +205,6 @@ def _size(option: str, value: Size) -> int:
 
 
 def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
-    """Read a time; a time of 0 is refused with `none_left`, unless that is empty."""
     try:
         seconds = parse_seconds(value)
     except (ValueError, OverflowError) as error:

@@ -2,9 +2,8 @@
 
 A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
 result as `save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others
-wait; the draft folder is renamed at the end. A snapshot that fails to load is moved aside and made again; a full
-disk costs the snapshot, never the load. Its name, the *form* under which other pilots get it, holds the digest of
-the source and the dtype.
+wait. A snapshot that fails to load is moved aside and made again; a full disk costs the snapshot, never the load.
+Other pilots get it under its *form*: a digest of the source and the dtype.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LoadedParts(NamedTuple):
 
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
-    """Load the model at `path` and its tokenizer, through a snapshot where that is faster. Return them and their
+    """Load the model at `path` and its tokenizer, through a snapshot where that is faster; return them and their
     origin."""
     if snapshot and _worth_it(path):
         return _through_snapshot(path, dtype=dtype, device=device, name=name)
@@ -52,9 +51,8 @@ def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, nam
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return the folder of safetensors of the model at `path`, and its origin: for engines that read weights
-    themselves. Another format is converted into a snapshot. Raises OSError, and Transformers' errors for an
-    unreadable model."""
+    """Return the folder of safetensors of the model at `path`, converted into a snapshot if needed, and its origin.
+    Raises OSError, and Transformers' errors for an unreadable model."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _worth_it(path):
@@ -87,8 +85,7 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made
-    it. `source`: the original, for people. `made_s`: the seconds, if it was made before. Raises OSError and the
-    errors of `write`; `place` is then unchanged."""
+    it. `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
         return False
@@ -199,8 +196,8 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Set the first, last and padding tokens of a GGUF file from its configuration: Transformers 5.17 gives
-    SmolLM2's tokenizer the token that begins a message as the one that ends it."""
+    """Set the special tokens of a GGUF file from its configuration: Transformers 5.17 gives SmolLM2's tokenizer a
+    wrong end token."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
@@ -208,7 +205,6 @@ def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
 
 
 def _worth_it(path: str) -> bool:
-    """True if a snapshot would load faster than the source: a folder of safetensors needs none."""
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
@@ -216,7 +212,6 @@ def _worth_it(path: str) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Admit one process at a time. Without file locks, the first rename wins."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

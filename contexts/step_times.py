@@ -1,15 +1,12 @@
 """Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
 
-SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length of its
-requests, at powers of two, linear between. Our prefill has two dimensions too, because a step may read several
-prompts, or a part of one: 512 tokens cost twice as much behind 4,000 others. SLINFER's line is the diagonal of
-this table.
+SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length, at
+powers of two, linear between. Our prefill has two dimensions too, because a step may read a part of a prompt: 512
+tokens cost twice as much behind 4,000 others. Our engine computes attention over all rows of one size, each as
+long as the longest: callers that know the lengths use `padded_length`.
 
-Our engine computes attention over all rows of one size, each as long as the longest: up to a third more than the
-mean says. Callers that know the lengths use `padded_length`.
-
-A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch
-size, the seconds by length are a few straight lines; where they are not, it asks the table.
+A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch size,
+the seconds by length are a few straight lines; where they are not, it asks the table.
 """
 
 from __future__ import annotations
@@ -33,8 +30,7 @@ _OUTLIER = 3.0
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that took `seconds`: it read `tokens` (one per request in a decode step), each attending to `length`
-    tokens on average."""
+    """A step that read `tokens` (one per request in a decode step), each attending to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -151,9 +147,9 @@ class StepTable:
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in all and per token: of 1 to `most` tokens, each attending to
-        `length` or more. Between rows and between cells a step takes at least the lesser of its neighbours;
-        beyond them its seconds do not fall; before the first row they fall at most in proportion to the tokens.
-        Raises LookupError without samples."""
+        `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them
+        its seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises
+        LookupError without samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -232,8 +228,7 @@ class StepModel:
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """Return the seconds of a step that reads `tokens` tokens, each attending to `length` others. Raises
-        LookupError without samples of its stage."""
+        """Return the seconds of a step. Raises LookupError without samples of its stage."""
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
@@ -254,7 +249,7 @@ class StepModel:
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
         """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample
-        and the relative error, at most three; None without earlier samples like it."""
+        and the relative error; None without earlier samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -288,8 +283,8 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size and
-    a length, counts as long as the longest of its size."""
+    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size,
+    counts as long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -303,6 +298,8 @@ def power_of(value: float) -> int:
 
 
 def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
+    """Interpolate on the line through two points. Beyond the second it never falls; before the first it is at least
+    proportional."""
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])
@@ -359,8 +356,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` decode steps in a row of this many requests, whose mean length starts at
-        `length` and grows by a token per step. Raises LookupError if no such step has been measured."""
+        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at
+        `length` and grows by a token per step. Raises LookupError."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()
@@ -378,8 +375,6 @@ class StepSeconds:
         return found
 
     def _line(self, rows: int) -> tuple[list[float], list[float | None]]:
-        """Return the lines of a batch of this size. A line that the table leaves somewhere, it leaves at a quarter,
-        too."""
         knots = [*self._lengths, self._lengths[-1] + _FAR]
         values = [self._table_s(rows, length) for length in knots]
         slopes: list[float | None] = []

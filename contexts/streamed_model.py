@@ -1,13 +1,9 @@
 """Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
 
 Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here
-several threads read spans of the files into pinned buffers and copy them asynchronously, each on a CUDA stream,
-one buffer filling while the other is copied. Weights of another dtype are converted on the device
-(docs/decisions/092).
-
-Transformers then builds the model around tensors that are on the device already. Where a folder is unusual, or
-anything fails, Transformers reads the weights itself, so errors are its own. With a CPU as the device (tests)
-copies are synchronous.
+several threads read spans of the files into pinned buffers and copy them asynchronously. Weights of another dtype
+are converted on the device (docs/decisions/092). Transformers then builds the model around these tensors. Where a
+folder is unusual, or anything fails, Transformers reads the weights itself, so errors are its own.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -76,8 +71,8 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors of the safetensors files that Transformers would read in this folder. Raises OSError, and
-    ValueError for a file that is damaged or holds an unknown dtype."""
+    """Return the tensors of the safetensors files in this folder. Raises OSError, and ValueError for a damaged file
+    or an unknown dtype."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _tensors_of(single)
@@ -162,16 +157,14 @@ class WeightStream:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped = True
         self._thread.join()
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights and return them by name, once. Raises OSError for a file that ends early or cannot be
-        read, and PyTorch's error for a device without memory."""
+        """Wait for the weights and return them by name, once. Raises OSError for an unreadable file, and PyTorch's
+        error for a device without memory."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -280,9 +273,7 @@ class Staging:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._scope.close()
         self._buffers, self._events, self._scratch = [], [], None
 
@@ -347,8 +338,7 @@ class UnusualModelError(Exception):
 
 
 class StreamedWeights:
-    """The weights of a model, streamed to the device from the start of its `with` block, so that a tokenizer can
-    load meanwhile; or the reason why not."""
+    """The weights of a model, streamed from the start of its `with` block; or the reason why not."""
 
     def __init__(self, place: str, *, dtype: Any, device: str, **more: Any) -> None:
         """Prepare to load the model at `place`, a folder or a hub name; `more` is for `from_pretrained`."""
@@ -420,7 +410,8 @@ class StreamedWeights:
     def _around_stream(self, kind: Any, stream: WeightStream) -> Any:
         tensors = stream.wait()
         with _without_reserve():
-            model, info = _class_of(kind, self._config).from_pretrained(
+            # The Auto class itself takes no tensors.
+            model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
                 device_map={"": self._device}, output_loading_info=True,
             )  # fmt: skip
@@ -440,10 +431,6 @@ class StreamedWeights:
 def streams_to(device: str) -> bool:
     """True for a device to which weights are streamed; on a CPU a mapped file is faster than any copy."""
     return device.startswith("cuda")
-
-
-def _class_of(kind: Any, config: Any) -> Any:
-    return auto_factory._get_model_class(config, kind._model_mapping)
 
 
 def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:

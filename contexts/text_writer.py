@@ -11,7 +11,7 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance, check_sampling
+from stoker.contexts.inference.adapter import NewToken, Sampling, check_sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.prompts import PromptReader
 
@@ -22,7 +22,7 @@ character is a `prompts.TokenText`."""
 
 class Completion(msgspec.Struct, frozen=True):
     """A model's text after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
-    `max_new_tokens`). `logprobs` are empty unless they were asked for."""
+    `max_new_tokens`)."""
 
     text: str
     finish_reason: str
@@ -32,8 +32,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """One new token of a streamed completion. `text` may be empty: a character may take several tokens.
-    `finish_reason` is empty until the last one."""
+    """One new token of a streamed completion. `text` may be empty: a character may take several tokens."""
 
     text: str
     finish_reason: str = ""
@@ -110,8 +109,6 @@ class TextWriter:
     def _write_group(
         self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
     ) -> None:
-        """Write the prompts at these places, at most `ahead` at a time, so that requests of other calls need not
-        wait for all."""
         left = iter(order)
         open_ones: deque[tuple[int, Generation]] = deque()
         try:
@@ -150,18 +147,16 @@ class TextWriter:
         return row
 
     def _likelihoods(self, tokens: Sequence[NewToken]) -> Likelihoods:
+        text = self._prompts.token_text
         return tuple(
-            (self._prompts.token_text(token.token), token.logprob, tuple(map(self._named, token.likeliest)))
+            (text(token.token), token.logprob, tuple((text(each.token), each.logprob) for each in token.likeliest))
             for token in tokens
             if token.logprob is not None
         )
 
-    def _named(self, chance: TokenChance) -> tuple[str, float]:
-        return self._prompts.token_text(chance.token), chance.logprob
-
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: all by length with `all_sorted`, else the longest first, so that the engine
+    """Return the order of submission: all by length with `all_sorted`, else the longest first, so that an engine
     refuses it before other texts are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))

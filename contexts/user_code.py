@@ -1,8 +1,8 @@
 """Tell the user's own code from installed code.
 
-Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
-installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The
-user's own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
+Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) travels by
+name, and a digest names its version. The user's own modules may not be importable on a pilot: they travel by
+value, and a digest covers their content.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def _is_installed(name: str) -> bool:
 
 
 def _lies_in_environment(file: str) -> bool:
-    return file.startswith(_installed_roots()) or any(file in recorded for _, recorded in recorded_folders())
+    return file.startswith((*_site_roots(), *_linked_roots())) or any(
+        file in recorded for _, recorded in recorded_folders()
+    )
 
 
 class ModuleSource(NamedTuple):
@@ -97,7 +99,6 @@ def source_of(name: str) -> ModuleSource | None:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Find a module that is not imported yet, without importing the packages above it."""
     parent = name.rpartition(".")[0]
     try:
         if not parent:
@@ -185,11 +186,6 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 @functools.cache
-def _installed_roots() -> tuple[str, ...]:
-    return (*_site_roots(), *_linked_roots())
-
-
-@functools.cache
 def _site_roots() -> tuple[str, ...]:
     folders = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
@@ -199,7 +195,6 @@ def _site_roots() -> tuple[str, ...]:
 
 @functools.cache
 def _linked_roots() -> tuple[str, ...]:
-    """Return source folders of simple editable installs: a line in a .pth file puts each on `sys.path`."""
     found: set[str] = set()
     for folder in _site_roots():
         if os.path.isdir(folder):
@@ -224,7 +219,6 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
 
 @functools.lru_cache(maxsize=64)
 def _recorded_in(folder: str, _changed_ns: int) -> frozenset[str]:
-    """Return the recorded files only: a script may be next to the packages that it needs."""
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError, csv.Error), open(record, encoding="utf-8", errors="replace", newline="") as lines:
@@ -245,7 +239,6 @@ def _folders_in_pth(file: str, *, base: str) -> list[str]:
 
 
 def _editable_names() -> frozenset[str]:
-    """Return the names that import hooks of editable installs (setuptools) serve."""
     names: set[str] = set()
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

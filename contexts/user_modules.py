@@ -1,16 +1,14 @@
 """The user's own modules that functions import: read in the program, imported in the library from what travelled.
 
 The sources travel with a function, with those of the modules that they import. A module's `version` is the digest
-of its code, its packages' and its imports'. Two programs with the same sources share one module, unless it asks
-for `__file__`. Packages that are installed as a link (`pip install -e`) travel by name with a stamp: a library
-that imported one at another stamp imports it again.
+of its code, its packages' and its imports'. Packages that are installed as a link (`pip install -e`) travel by
+name with a stamp: a library that imported one at another stamp imports it again.
 
 In a library, an import statement finds travelled modules before the search path. A process has one version of a
 module at a time. If a call brings another version than an earlier call, `before_replacing` is called, which may
 end the library; otherwise the module is imported again, and functions are unpickled again (`count_replaced`).
-Where one call runs at a time, a function finds only the modules that it brought. The modules of a context's
-loader stay; a function's other version of one counts while such functions run, and then the context's module
-returns, as the same object.
+Where one call runs at a time, a function finds only the modules that it brought. A function may replace a module
+of the context's loader while it runs; then the context's module returns, as the same object.
 """
 
 from __future__ import annotations
@@ -54,8 +52,7 @@ class _Read(NamedTuple):
 
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c.
-    `package`: of the code, for relative imports."""
+    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -79,8 +76,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, with those that these import. `digest` makes the digest of a
-    code object. Empty, with a warning, if the sources are more than MOST_BYTES."""
+    """Return the user's own modules among these names, with those that these import. Empty, with a warning, if the
+    sources are more than MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -242,8 +239,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules, and those of the context that these do not replace. Another
-        version that this process has imported is dropped."""
+        """Have import statements find these modules, and those of the context that these do not replace."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
@@ -335,7 +331,7 @@ def has_travelled(name: str) -> bool:
 
 def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
     """Hide the modules that other functions brought; they return as the same objects. Only where one call runs at a
-    time: a running call may still import its own modules."""
+    time."""
     others = [name for name in _finder.known if name not in wanted]
     packages = {name.partition(".")[0] for name in others}
     imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
@@ -360,8 +356,6 @@ def _is_of_context(name: str, carried: _Carried) -> bool:
 
 
 class _Carried(importlib.abc.ExecutionLoader):
-    """The loader of one module that travelled."""
-
     def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
         self.path = file
         self.version = version
@@ -392,11 +386,9 @@ class _Carried(importlib.abc.ExecutionLoader):
         return self._is_package
 
     def get_resource_reader(self, fullname: str) -> FileReader | None:  # noqa: ARG002
-        """Read data files next to the module, where this machine sees them (`importlib.resources`)."""
         return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
 
     def get_data(self, path: str) -> bytes:
-        """Read a data file next to the module, where this machine sees it (`pkgutil.get_data`)."""
         with open(path, "rb") as file:
             return file.read()
 
@@ -447,8 +439,7 @@ _lock = threading.Lock()
 
 
 def _forget_package(name: str, imported: Iterable[str] | None = None) -> dict[str, Any]:
-    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them. `imported`:
-    the names to look at, if not all."""
+    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them."""
     dropped: dict[str, Any] = {}
     for one in [other for other in imported or list(sys.modules) if other == name or other.startswith(f"{name}.")]:
         if one not in sys.modules:

@@ -1,8 +1,6 @@
-"""The interface of an inference engine, the text that a request has written, and an engine's turns on shared
-devices.
+"""The interface of an inference engine, the text that a request has written, and an engine's turns on shared devices.
 
-An engine holds one model on its devices and writes tokens for many requests at once. One thread drives it
-(`engine_thread`), so no engine needs locks:
+An engine writes tokens for many requests at once with one model. One thread drives it (`engine_thread`):
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -11,12 +9,9 @@ An engine holds one model on its devices and writes tokens for many requests at 
 The contract (tests/engine_contract.py):
 
 - At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with
-a seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places. - `abort`
-frees the request's memory before the next step, in which the request has no part. - `memory().held_bytes` never
-exceeds the budget that `resize` has set. - A request gets the same tokens after `sleep` and `wake` as before.
-
-A library process offers turns (`stoker.pilot.library.library_turns`) before its context loads; without an offer
-an engine computes at any time.
+a seed they depend on the seed alone. Both up to rounding. - `abort` frees the request's memory before the next
+step, in which the request has no part. - `memory().held_bytes` never exceeds the budget that `resize` has set. - A
+request gets the same tokens after `sleep` and `wake` as before.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ VLLM_OPTIONS = OWN_OPTIONS | {
 
 
 class OptionNotHonoured(ValueError):
-    """An engine cannot do what an option of a request asks for. `option` is its name."""
+    """An engine cannot do what an option of a request asks for."""
 
     def __init__(self, option: str) -> None:
         what = "hold a text to a JSON schema" if option == "json_schema" else f"honour {option}"
@@ -83,8 +78,8 @@ class Sampling(msgspec.Struct, frozen=True):
 
 class GenerationRequest(msgspec.Struct, frozen=True):
     """A prompt as token ids (one or more), and how to continue it. Its first token is due at `due_at`
-    (time.monotonic), each further one `tpot_s` later; infinity and 0 without deadlines. `pieces`: emit the text
-    as it is written; else only the last `NewToken` has text."""
+    (time.monotonic), each further one `tpot_s` later. With `pieces` text comes as it is written; else only the
+    last `NewToken` has text."""
 
     id: int
     prompt: tuple[int, ...]
@@ -102,8 +97,8 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step. `text` is its addition to the request's text: empty while characters are incomplete, or
-    while the text may become a stop text. With `finish` the request has ended; with an `error` it has failed."""
+    """A token of a step. `text` is its addition to the request's text. With `finish` the request has ended; with an
+    `error` it has failed."""
 
     request: int
     token: int
@@ -123,8 +118,8 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is and was: requests that run and wait now, and totals since the beginning. `row_steps` is
-    the sum of requests over all decode steps."""
+    """How full the batch is: requests that run and wait now, and totals since the beginning. `row_steps` sums
+    requests over decode steps."""
 
     running: int = 0
     waiting: int = 0
@@ -190,11 +185,10 @@ class InferenceEngine(Protocol):
         """Return the held memory of the device."""
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the budget of the key-value cache. Raises ValueError if no request could run with it."""
+        """Change the budget of the key-value cache. Raises ValueError if no request could run."""
 
     def sleep(self) -> None:
-        """Free the device's memory as far as it can; requests are refused until `wake`. Raises RuntimeError while
-        requests run."""
+        """Free the device's memory; requests are refused until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
         """Be as before `sleep`."""
@@ -223,7 +217,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 class ModelTexts:
-    """How a model's tokens become text, which tokens end one, and how many tokens it reads at most."""
+    """How a model's tokens become text, which tokens end one, and how many it reads at most."""
 
     def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
         self.decode = decode
@@ -252,9 +246,8 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. Without `pieces` and stop texts it is decoded once, at the end. A character may take
-    several tokens, so a piece is what the last few tokens add to the text before them, once its characters are
-    complete."""
+    """The text of one request. A character may take several tokens, so a piece is what the last few tokens add to the
+    text before them, once its characters are complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -272,7 +265,7 @@ class Written:
         self._shown, self._complete = 0, 0
 
     def add(self, token: int) -> str:
-        """Add a token; return the new piece of text. `finish` says afterwards whether the text is complete."""
+        """Add a token; return the new piece of text."""
         if token in self._ends:
             return self._end(Finish.STOP)
         self.tokens.append(token)
@@ -338,12 +331,10 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """The work of an engine at the beginning of a step; others decide by it whether one more request would be in
-    time. `rows` requests write, of the mean `length` in tokens. `due_at`: when the most urgent token that is not
-    late is due; `tpot_s`: the shortest time per output token; `late_at`: when the most urgent late token was due.
-    `prompts` are unread: tokens, due time of the first token, and time per output token; the most urgent first.
-    `taken_up`: requests since the start. `peak_tokens`: tokens in the cache if all requests peak at once (SLINFER
-    eq. 2)."""
+    """The work of an engine, by which others decide whether one more request would be in time. `rows` requests of
+    mean `length` write. `due_at`: when the most urgent token in time is due; `late_at`: when the most urgent late
+    one was; `tpot_s`: the shortest. `prompts` are unread: tokens, due time and time per output token, the most
+    urgent first. `peak_tokens`: cache tokens if all peak at once (SLINFER eq. 2)."""
 
     rows: int = 0
     length: float = 0.0
@@ -356,7 +347,7 @@ class EngineWork(NamedTuple):
 
 
 def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
-    """Return the work of an engine with these requests. `mean_output`: mean tokens written by ended requests."""
+    """Return the work of an engine with these requests."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float]] = []
     for request in requests:
@@ -390,9 +381,8 @@ class EngineTurns(Protocol):
         """True if another library has these devices too. Costs no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn and hold it. `due_at`: when the most urgent token is due; `step_s`: the forecast of the
-        iteration, 0 if unknown. `work` is called after the next library was woken, so that it does not wait for
-        that."""
+        """Wait for a turn and hold it. `due_at`: of the most urgent token; `step_s`: the forecast of the iteration.
+        `work` is called after the next library was woken."""
 
     def end(self) -> None:
         """Release the turn: no step is due now."""

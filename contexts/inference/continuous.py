@@ -1,17 +1,15 @@
 """The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
 
-`batching` decides what is computed next; keys and values are in rows, and a lean decoder computes the layers
-(`decoder`). On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens
-that step n has left on the device, and then step n is read.
+On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has
+left on the device, and then step n is read. The invariant: between two calls of `step` at most one launched step
+is unread. The batch, the rows and the texts are those before its tokens. The device runs launches, copies and
+moves of rows in order, so:
 
-The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts
-are those before its tokens. The device runs launches, copies and moves of rows in their order, so:
-
-- A step is launched ahead only if no waiting request could join and no request outgrows its row. Otherwise the
-tokens are read first, and the batch decides. - A request that has ended or was aborted still has a row in the
-unread step. Its token is dropped. Its row is free at once: the device writes to it again only after the unread
-step. - Each kept token has used the next random number of its request. - A resize and an eager step read the
-unread step before they free or move memory. Sleep and stop wait for it.
+- A step is launched ahead only if no waiting request could join and no request outgrows its row. - A request that
+has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at once: the
+device writes to it again only after the unread step. - Each kept token has used the next random number of its
+request. - A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step from tokens on the host. False if the step must run eagerly. Its requests have rows."""
+        """Launch a decode step from tokens on the host. False if the step must run eagerly."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -61,8 +59,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step; launch the next step before, if it does not depend on these tokens. Return the
-        step's shape and the token of each request that still runs (-1: no token can be drawn)."""
+        """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape
+        and the token of each request that still runs (-1: none can be drawn)."""
         unread = self._unread
         if unread is None:
             return None
@@ -187,7 +185,7 @@ class ContinuousEngine:
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return how full the batch is. A request whose last token no step has returned yet counts as running."""
+        """Return how full the batch is. A request whose last token was not returned yet counts as running."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
@@ -282,6 +280,8 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
+        """Read the step's tokens. Return the step without what a kept prefix holds, and the mean length of a decode
+        step's rows."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing

@@ -1,13 +1,13 @@
 """The number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations, so more threads than cores are slow: two libraries of two threads
-on two cores computed at a thirtieth of the speed of one thread each (docs/decisions/066). A library measures its
-processor time. If `n` threads had clearly less than `n` cores give and no core was idle, it continues with as
-many threads as it had cores. When cores become idle it tries more, and waits twice as long after each failure.
+PyTorch's threads spin between two operations: two libraries of two threads on two cores computed at a thirtieth of
+the speed of one thread each (docs/decisions/066). If `n` threads had clearly less than `n` cores give and no core
+was idle, a library continues with as many threads as it had cores. When cores become idle it tries more, and waits
+twice as long after each failure.
 
-Each computing thread keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers
-sleep between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded
-a model releases its helpers.
+Each computing thread keeps OpenMP helper threads. With more of them than cores, helpers sleep between operations
+and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model releases its
+helpers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 class CoreShare:
     """The number of threads for `computing()`: PyTorch's own, until others compute on the same cores. `idle_cores`
-    returns the mean number of idle cores since its last call; None if unknown, and then the number stays."""
+    returns the mean number of idle cores since its last call, or None."""
 
     def __init__(
         self,
@@ -102,8 +102,6 @@ class CoreShare:
 
 
 class _IdleClock:
-    """Idle time of this process's cores as Linux counts it (proc_stat(5): the counter for disk waits may also fall)."""
-
     def __init__(self) -> None:
         self._at, self._idle_s = 0.0, 0.0
 
@@ -150,7 +148,6 @@ def release_helper_threads() -> None:
 
 
 def _openmp_libraries() -> list[str]:
-    """Return the files of GNU's OpenMP in this process. Packages may bring copies."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,13 +1,10 @@
 """Decode steps as captured graphs, one for each shape of the batch.
 
-On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph
-launches them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row
-length and a number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute
-too, and their tokens are dropped.
-
-A captured function reads and writes tensors at fixed addresses, and reads no value on the host. When an array
-gets other memory (`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in
-`RowBuffers` as the next step's input; only the reader of a step's tokens waits, for an event.
+An eager decode step launches hundreds of small kernels, which takes longer than they run; a graph launches them at
+once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
+number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too. When an
+array gets other memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the
+next step's input; only the reader of a step's tokens waits, for an event.
 """
 
 from __future__ import annotations
@@ -107,7 +104,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool. The next capture gets another one: PyTorch refuses a pool that no graph holds any more."""
+        """Free the pool. PyTorch refuses to reuse a pool that no graph holds any more."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -143,7 +140,7 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 class RowBuffers:
     """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p` and random
-    number. `written`: the tokens that a step wrote, -1 where none could be drawn."""
+    number. `written`: -1 where no token could be drawn."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         self.tokens, self.positions, self.order, self.written = torch.zeros(
@@ -198,7 +195,7 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder. `rows`: most requests in a batch. `limit_bytes`: of graphs (0 = no limit).
+    """The captured steps of one decoder, for at most `rows` requests. `limit_bytes`: of graphs (0 = unlimited).
     `uses`: eager uses of a shape before its capture."""
 
     def __init__(
@@ -243,9 +240,8 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, and capture it first if it has no graph. Return None if the capture fails, after a warning.
-        `inputs` returns a request's input. With `after`, the step launched last, tokens are read from the device,
-        and the shape must have a graph."""
+        """Launch a step, and capture it first if needed; None, after a warning, if that fails. With `after`, the step
+        launched last, tokens are read from the device, and the shape must have a graph."""
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
         graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # the last used is last
@@ -265,8 +261,8 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones on a few tokens. False, after a warning, if they differ or a
-        capture fails: then steps run eagerly from now on."""
+        """Compare captured steps with eager ones on a few tokens. On a difference or failure warn, and run eagerly
+        from now on."""
         try:
             off = self._difference()
         except Exception as error:
@@ -314,7 +310,6 @@ class DecodeGraphs:
         return False
 
     def _advance(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
-        """The captured function: read each row's token, choose the next one, and store it as the next step's input."""
         buffers, count, at = self._buffers, len(shape.requests), 0
         tokens, positions = buffers.tokens[:count], buffers.positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
@@ -334,7 +329,6 @@ class DecodeGraphs:
     # ---- inputs
 
     def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
-        """Write the inputs of each row. With `after`, copy tokens from the rows of that step."""
         buffers, count = self._buffers, len(shape.requests)
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
@@ -354,8 +348,6 @@ class DecodeGraphs:
     # ---- the check
 
     def _difference(self) -> float:
-        """Return the difference between captured and eager steps, relative to the standard deviation of the logits.
-        One row is greedy, one draws."""
         decoder, store = self._decoder, self._decoder.new_store()
         draws = {0: _GREEDY, 1: TokenDraw(_DRAWN)}
         last: dict[int, int] = {}
@@ -404,7 +396,6 @@ def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tenso
 
 
 def _order(shape: StepShape, after: LaunchedStep) -> list[int]:
-    """Return for each row the row of the step before from which it takes its token."""
     before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
     return [0 if id is None else before[id] for id in shape.requests]
 

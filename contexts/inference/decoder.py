@@ -1,16 +1,13 @@
-"""A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value
-rows.
+"""A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
 
 On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058).
-Here the tokens of all requests form one tensor `[tokens, width]`: products run over all at once, and attention
-takes one request at a time while it is read, and an array of rows at a time while they write. It covers pre-norm
-decoders with rotary positions, grouped-query attention and a gated feed-forward network: Llama, SmolLM, Mistral,
-Qwen 2 and Qwen 3. `decoder_of` refuses all others, and compares the two on a few tokens.
+Here the tokens of all requests form one tensor `[tokens, width]`; attention takes one request at a time while it
+is read, and an array of rows at a time while they write. It covers Llama, SmolLM, Mistral, Qwen 2 and Qwen 3.
+`decoder_of` refuses all others, and compares the two on a few tokens.
 
-A request has a row of keys and values in an array of rows of equal length, a power of two
-(`batching.row_tokens`), so attention over an array computes at most twice what is needed. Rows are dense: when
-one leaves, the last takes its place, so no step copies or gathers. A request that outgrows its row moves to the
-next longer array. Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
+A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an
+array computes at most twice what is needed. Rows are dense: when one leaves, the last takes its place, so no step
+copies or gathers. Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ class RowArray:
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
 
     def set_capacity(self, rows: int) -> None:
-        """Allocate this many rows, at least those in use. One layer at a time, so that only one layer is held twice."""
+        """Allocate this many rows, at least those in use, one layer at a time."""
         used = len(self.requests)
         self.version += 1
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
@@ -77,8 +74,8 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens`; the content of its row is kept. All arrays together hold at most
-        `room_tokens`: the caller has checked that the rows in use fit."""
+        """Give the request a row for `tokens`; its content is kept. All arrays hold at most `room_tokens`: the caller
+        has checked that the rows in use fit."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -164,9 +161,8 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. `places` are the positions
-    as the host knows them: attention then looks at tokens up to the largest one. Without them it looks at whole
-    rows, and no value is read on the host."""
+    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions
+    on the host, attention looks at tokens up to the largest one; without, at whole rows."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -227,8 +223,7 @@ class LeanDecoder:
         return sum(linear.packed_bytes for linear in self._linears())
 
     def fuse(self) -> None:
-        """Store weights that share an input in one tensor, so that one product computes them. The model's own
-        weights become views of it."""
+        """Store weights that share an input in one tensor; the model's own weights become views of it."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
@@ -259,8 +254,8 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`; keys and values go into the
-        cache. `tokens` and their `positions` are those of all parts, one part after the other; `last` ascends."""
+        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and
+        values go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places
@@ -274,7 +269,7 @@ class LeanDecoder:
         *,
         last: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`forward` with all numbers on the device; `last` None = every place. No value is read on the host."""
+        """`forward` with all numbers on the device; `last` None = every place."""
         x = self._embed(tokens)
         cos, sin = self._rotary(x[None], positions[None])
         cos, sin = cos[0][:, None], sin[0][:, None]
@@ -360,8 +355,6 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
 
 
 def _difference(decoder: LeanDecoder, model: Any) -> float:
-    """Return the difference of the two in the logits of a few tokens, read and then written, relative to their
-    spread."""
     ids = torch.arange(_PROBE, device=decoder.device) * 7 % model.config.vocab_size
     expected = model(input_ids=ids[None]).logits[0, -2:].float()
     store = decoder.new_store()

@@ -1,12 +1,9 @@
 """One thread steps the engine; the slots of the library hand it requests and wait for their texts.
 
-A slot is a thread that runs a user's function. The engine's thread takes its requests between two steps, so the
-calls of all slots share one batch, and a function that does other work delays no call. Other readings of the
-model (label scores) are jobs that the thread runs, one after each step: slots that computed themselves would each
-start helper threads. Code that needs the model for itself (tuning) holds it; the thread waits.
-
-When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the
-next step, and its jobs that have not begun do not run.
+The thread takes requests between two steps, so the calls of all slots share one batch, and a function that does
+other work delays no call. Other readings of the model (label scores) are jobs that the thread runs, one after each
+step. Code that needs the model for itself (tuning) holds it. When a call is told to stop (`ambient.CallStop`), its
+waits end at once, its requests leave before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -55,8 +52,7 @@ _LOOK_S = 0.1
 
 
 class Generation:
-    """The new tokens of one request, or the error that ended it. `stop` is its call's; `leave` takes the request out
-    of the engine."""
+    """The new tokens of one request, or the error that ended it. `leave` takes the request out of the engine."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
@@ -74,8 +70,8 @@ class Generation:
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """Yield the tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs,
-        and Evicted when its call is to stop."""
+        """Yield the tokens as they come. Raises ValueError for a request that never runs, and Evicted when its call
+        is to stop."""
         while True:
             come = self._come.get()
             self.stop.check()
@@ -159,8 +155,8 @@ class _ModelJob(Generic[T]):
 
 
 class EngineThread:
-    """An engine, its thread, and the requests of all slots. `make` makes the engine on first use: a model that only
-    scores labels needs none. It computes within `computing()` (`core_share`)."""
+    """An engine, its thread, and the requests of all slots. `make` makes the engine on first use. It computes within
+    `computing()`."""
 
     def __init__(
         self,
@@ -208,8 +204,7 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins the batch before the next step. Raises Evicted if the call was told
-        to stop."""
+        """Hand a request to the engine; it joins before the next step. Raises Evicted if the call was told to stop."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -233,7 +228,7 @@ class EngineThread:
 
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model, between two steps; return its result. Raises Evicted when the call is
-        told to stop; a function that has begun finishes, and its result is dropped."""
+        told to stop, although the function finishes."""
         self._check_process()
         stop = ambient.call_stop()
         stop.check()
@@ -321,18 +316,25 @@ class EngineThread:
                 if not isinstance(each, int):
                     each.fail(error)
             self._open.clear()
-            self._close_turns()
+            try:
+                if self._device_turns is not None:
+                    self._device_turns.close()
+            except Exception:  # the engine still has to stop
+                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
+            self._device_turns = None
             if self._engine is not None:
                 self._engine.stop()
 
     def _serve(self) -> None:
+        turns = self._device_turns
         while True:
             with self._work:
                 wanted = self._wanted
                 if self._held < wanted:
                     release_helper_threads()
-                if self._held < wanted or not (self._inbox or self._open or self._jobs):
-                    self._end_turn()
+                if turns is not None and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
+                    turns.end()
+                    turns.publish(self._engine_work())
                 while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     self._work.wait()
                 if self._over:
@@ -341,7 +343,10 @@ class EngineThread:
                 self._take_up()
                 if not (self._open or self._jobs):
                     continue
-                began = self._begin_turn()
+                if turns is not None:
+                    due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
+                    turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
+                began = time.monotonic()
                 with self._computing():
                     if self._open:
                         self._step()
@@ -349,26 +354,6 @@ class EngineThread:
                         self._jobs.popleft().run()
                 took_s = time.monotonic() - began
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
-
-    def _begin_turn(self) -> float:
-        turns = self._device_turns
-        if turns is not None:
-            due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
-            turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
-        return time.monotonic()
-
-    def _end_turn(self) -> None:
-        if self._device_turns is not None:
-            self._device_turns.end()
-            self._device_turns.publish(self._engine_work())
-
-    def _close_turns(self) -> None:
-        turns, self._device_turns = self._device_turns, None
-        if turns is not None:
-            try:
-                turns.close()
-            except Exception:  # the engine still has to stop
-                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
 
     def _engine_work(self) -> EngineWork:
         now, open_ones = time.monotonic(), self._open.values()

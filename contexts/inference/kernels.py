@@ -1,19 +1,15 @@
 """Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
 
-On a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the
-few rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A
-processor without `bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32`
-there, and each product is rounded.
-
-PyTorch's one call for attention is the fastest of three equal ways on some processors and up to seven times
-slower than the best on others. The way depends on the processor and the precision alone, never on the batch: a
-request gets the same tokens on every pilot of one kind.
+PyTorch's linear layer reorders the weights at every call on a CPU, which takes longer than the product for few
+rows (docs/decisions/058). oneDNN keeps a copy in the order of its kernels: in `float32` on a processor without
+`bfloat16` instructions, where each product is rounded. The way of attention depends on the processor and the
+precision alone, never on the batch: a request gets the same tokens on every pilot of one kind.
 
 A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary
 (with `top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is
-taken. The request's own generator on the host gives one number per token, so draws do not depend on the batch.
-The rule uses tensor operations only, so a CPU, a GPU and a captured step share it. (Not `torch.where` with a
-number, which copies the number to the device and waits.)
+taken. The request's own generator on the host gives one number per token, so draws do not depend on the batch. A
+captured step shares these tensor operations. (Not `torch.where` with a number, which copies the number to the
+device and waits.)
 """
 
 from __future__ import annotations
@@ -36,8 +32,7 @@ def multiplies_tiles() -> bool:
 
 
 def multiplies_half() -> bool:
-    """True if the processor has instructions for `bfloat16`. Without them, each product converts its numbers to
-    `float32` first, the weights too, at every call."""
+    """True if the processor has instructions for `bfloat16`; else each product converts its numbers and the weights."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
 
@@ -47,7 +42,7 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the precisions that a copy of weights of this precision may have on a CPU, the fastest first."""
+    """Return the precisions of a copy of weights of this precision on a CPU, the fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -55,7 +50,7 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 class PackedLinear:
     """Several linear layers over the same input, as one product where that is faster. `packs`: the precision of the
-    copy in the processor's order; None = without one."""
+    copy, or None."""
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -139,15 +134,14 @@ def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same kernel, with the heads that share a key as queries of one head: keys and values are converted once."""
+    """The same kernel, with the heads that share a key as queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Two batches of matrix products with a softmax between them. Keys are on the left: the processor reads them in
-    the order in which they are stored."""
+    """Two batches of matrix products with a softmax between them; keys are read in the order of memory."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -187,9 +181,9 @@ def draw_seed(seed: tuple[int, int]) -> int:
 
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`; -1 where the logits are not finite. `draws`:
-    `float64` `[3, rows]`, the temperature (above 0), `top_p` and random number of each row. With `nucleus` rows
-    are drawn from the likeliest tokens that make up `top_p`; without, from all tokens."""
+    """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64`
+    `[3, rows]`, temperature (above 0), `top_p` and random number. With `nucleus` rows are drawn from the likeliest
+    tokens that make up `top_p`."""
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
     chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
@@ -205,8 +199,7 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no
-    numbers fail their own request alone."""
+    """Return the next token of each row of logits `[rows, vocabulary]`, or why a row has none."""
     found: list[int | Exception] = [*likeliest_tokens(logits)]
     for nucleus in (False, True):
         rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
@@ -221,9 +214,8 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row of logits `[rows, vocabulary]`; the first of those that are equal. On a
-    CPU the largest value of each part of a row is found first: PyTorch's `argmax` reads half precision an element
-    at a time, and a copy in float32 costs as much again."""
+    """Return the likeliest token of each row of logits, the first of equal ones. On a CPU parts of a row are compared
+    first: PyTorch's `argmax` reads half precision an element at a time, and a copy in float32 costs as much again."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -244,7 +236,7 @@ class Writing:
         self.ids = list(request.prompt)
 
     def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        """Add the next token, or the reason why there is none. Log-likelihoods come from `logits` `[vocabulary]`."""
+        """Add the next token, or the reason why there is none. `logits` are for log-likelihoods."""
         id, most = self.request.id, self.request.sampling.logprobs
         if isinstance(token, Exception):
             return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
@@ -255,7 +247,7 @@ class Writing:
 
 
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihood of a token, and the `most` likeliest tokens with theirs, from logits `[vocabulary]`."""
+    """Return the log-likelihood of a token, and the `most` likeliest tokens with theirs."""
     steps = torch.log_softmax(logits.float(), dim=-1)
     found, tokens = steps.topk(min(most, len(steps)))
     likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))

@@ -1,9 +1,8 @@
 """Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
 
-`StepCollector` takes the time of each step on the engine's thread. A profile asks the engine for texts and times
-its steps at powers of two of what a step reads and attends to; the median of repeats is kept. Then 100 random
-workloads of other sizes are compared with the table. Requests share a long beginning, which is read once: minutes
-instead of hours on a CPU.
+A profile times steps at powers of two of what a step reads and attends to, and keeps the median of repeats. Then
+100 random workloads of other sizes are compared with the table. Requests share a long beginning, which is read
+once: minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ _FIRST_ID = 1 << 60
 
 
 class _Effort(msgspec.Struct, frozen=True):
-    """The extent of a measurement: repeats of each sample, longest prompt, exponent step between powers of two, and
-    seconds for samples and for workloads."""
+    """Repeats of each sample, longest prompt, exponent step between powers of two, and seconds for samples and for
+    workloads."""
 
     repeats: int
     longest: int
@@ -194,7 +193,6 @@ class EngineProfiler:
             self._left_out += 1
 
     def _keep_beginning(self, start: int) -> None:
-        """Ask twice for prompts with the same beginning, so that the engine keeps it."""
         for _ in range(2):
             self._read([self._document[:start] + self._tokens(8)], start=start)
 
@@ -214,7 +212,6 @@ class EngineProfiler:
     # ---- workloads
 
     def _compared(self, times: StepTimes) -> StepTimes:
-        """Return the table with its error over workloads of other sizes."""
         model = StepModel(times)
         deadline = self._clock() + self._effort.workloads_s
         for number in range(_WORKLOADS):
@@ -231,7 +228,6 @@ class EngineProfiler:
         return model.times
 
     def _compare_prefill(self, model: StepModel) -> None:
-        """Compare the time until one to four prompts are read."""
         most = 2 * self.part or self._longest
         lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
         totals, expected = [], []
@@ -242,7 +238,6 @@ class EngineProfiler:
         model.count_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
 
     def _length(self) -> int:
-        """Return a log-uniform length: short prompts are as frequent as long ones."""
         low, high = _SHORTEST, self._longest - 16
         return max(low, min(high, int(low * (high / low) ** self._chance.random())))
 
@@ -262,8 +257,8 @@ class EngineProfiler:
         return ids
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        """Read prompts until each has its first token; return the time of each step. The engine has kept the first
-        `start` tokens of each, and reads one prompt after the other."""
+        """Read prompts until each has its first token; return the time of each step. The first `start` tokens of each
+        are kept."""
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
@@ -278,7 +273,6 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        """Time decode steps of requests of about these lengths together; None if not all of them fit."""
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
@@ -321,7 +315,6 @@ def _computed_length(engine: str, lengths: Sequence[int]) -> float:
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
-    """Return the places of the tokens that a step has read: prompts are read in turn, each to its end."""
     found = []
     for part in place.values():
         some = min(count, part[1] - part[0])

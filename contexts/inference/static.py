@@ -38,8 +38,7 @@ from stoker.contexts.inference.kernels import Writing, packed_dtypes, take_token
 
 
 class StaticEngine:
-    """One model, a batch at a time (`adapter.InferenceEngine`). It holds no cache between batches, so it has no
-    budget."""
+    """One model, a batch at a time (`adapter.InferenceEngine`), without a cache between batches."""
 
     name = "static"
     options = OWN_OPTIONS
@@ -149,8 +148,6 @@ class StaticEngine:
 
 
 class _Steps:
-    """A batch that grows by one token per row and step."""
-
     def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
         self._runner = runner
         self._cache = batch.cache
@@ -164,7 +161,6 @@ class _Steps:
         self._positions, self._seen = self._positions[index], self._seen[index]
 
     def next(self, tokens: list[int]) -> torch.Tensor:
-        """Return logits `[rows, vocabulary]` after one more token a row."""
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
             input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],
@@ -204,9 +200,9 @@ def own_engine(
     graphs: bool = False,
     backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
 ) -> InferenceEngine:
-    """Return the engine `continuous`, `static`, or the one that suits (`auto`), and why, for people. `took` is
-    called after each step. `graphs`: capture decode steps where `backend` can. Raises ValueError if the model
-    does not support the named engine."""
+    """Return the engine `continuous`, `static`, or the one that suits (`auto`). `took` is called after each step.
+    `graphs`: capture decode steps where `backend` can. Raises ValueError if the model does not support the named
+    engine."""
     why = "it was asked for"
     if engine != "static":
         with torch.inference_mode():
@@ -240,8 +236,8 @@ def _graphs(
 
 
 def _packs(model: Any) -> torch.dtype | None:
-    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice
-    the host's. A copy larger than the weights leaves as much again for the cache."""
+    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice the
+    host's. A copy larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):
@@ -253,8 +249,8 @@ def _packs(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the memory of a batch's cache: the declared memory without the weights; if undeclared, a quarter of the
-    free memory, at most 2 GB on a CPU and 16 GB on a GPU."""
+    """Return the memory of a batch's cache: the declared memory without the weights, or a quarter of the free memory,
+    at most 2 GB on a CPU and 16 GB on a GPU."""
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

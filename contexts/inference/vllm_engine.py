@@ -1,12 +1,11 @@
-"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
+"""vLLM as an engine in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
 
-vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and
-cannot be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between
-versions, so each sleep is audited: the freed memory is measured, and after each wake the tokens of a fixed prompt
-are compared. On CPUs vLLM has no sleep: only kept prefixes are dropped.
+vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level 1) moves the weights to host
+memory and drops the cache. It broke between versions, so each sleep is audited: the freed memory is measured, and
+after each wake the tokens of a fixed prompt are compared. On CPUs vLLM has no sleep.
 
-The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked
-for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
+To score labels, each place of a label is a request of one token whose log-likelihoods are asked for. It shares the
+cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM and its measured memory, within `device_memory_bytes` (0 if undeclared). Raises StokerError
-    with vLLM's message if it cannot start."""
+    """A started vLLM and its measured memory. Raises StokerError if it cannot start."""
 
     def __init__(
         self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
@@ -136,7 +134,6 @@ class VLLMStart:
         return float(wanted / total)
 
     def _cpu_cache_bytes(self, folder: str, *, dtype: str) -> int:
-        """Return the rest of the budget for the cache; without a budget, as much as other engines use."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0)
         weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
@@ -153,13 +150,11 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
 
 
 def _has_compiler() -> bool:
-    """True if PyTorch has a compiler. Without one, vLLM runs at about two thirds of the speed on a CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
 @contextlib.contextmanager
 def _own_thread_setter() -> Iterator[None]:
-    """Keep `torch.set_num_threads`, which vLLM replaces on CPUs by a function that does nothing."""
     before = torch.set_num_threads
     try:
         yield
@@ -168,12 +163,10 @@ def _own_thread_setter() -> Iterator[None]:
 
 
 def _loaded_bytes(worker: Any) -> int:
-    """Return the device memory of the weights, where vLLM measures it; its CPU build does not."""
     return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
 
 
 def _cache_bytes(worker: Any) -> int:
-    """Return the size of the worker's cache; layers may share a tensor."""
     parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
     return sum(parts.values())
 
@@ -271,8 +264,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that was not
-        freed."""
+        """Return the weights and the cache; asleep, the memory that was not freed."""
         weights, cache = self._start.weights_bytes, self._start.cache_bytes
         if not self._asleep:
             return EngineMemory(weights_bytes=weights, held_bytes=cache, budget_bytes=cache)
@@ -312,8 +304,7 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Be as before. Raises StokerError if the tokens of a fixed prompt changed; the engine then takes no more
-        requests."""
+        """Be as before. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -345,7 +336,7 @@ class VLLMEngine:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
+        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
         del prefix, batch_size  # vLLM finds by itself what prompts share
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
@@ -379,7 +370,6 @@ class VLLMEngine:
     # ---- vLLM
 
     def _step(self, asked: dict[str, dict[int, float]]) -> list[NewToken]:
-        """Run one step of vLLM: new tokens of requests, and log-likelihoods of `asked`, which leave it."""
         began = time.perf_counter()
         new: list[NewToken] = []
         decoded = begun = read = 0
@@ -425,14 +415,12 @@ class VLLMEngine:
             raise ValueError(f"vLLM cannot take this request: {error}") from error
 
     def _ask(self, prompt: Ids, params: SamplingParams) -> str:
-        """Add a request of the engine itself; return its name."""
         self._numbers += 1
         name = f"own-{self._numbers}"
         self._send(name, prompt, params)
         return name
 
     def _probe(self) -> tuple[int, ...]:
-        """Return the tokens that the model writes after a fixed prompt. No other request runs."""
         params = SamplingParams(
             temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -445,7 +433,6 @@ class VLLMEngine:
 
 
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    """Translate the sampling options for vLLM. Stoker handles end tokens, texts and stop texts itself."""
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
     others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
     return SamplingParams(

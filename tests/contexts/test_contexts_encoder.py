@@ -270,7 +270,7 @@ def test_a_recipe_names_its_model_and_what_it_wants_ahead(folder: Path, model: A
     recipe = encoder(folder, memory="2 GB")
     assert recipe.name.startswith("small-")
     assert "transformers:BertModel" in recipe.preload
-    assert "stoker.contexts.encoding" in recipe.preload
+    assert "stoker.contexts.encoder_loading" in recipe.preload
     assert (recipe.slots, recipe.needs.memory_bytes) == (0, 2 * 10**9)
     assert slots_of(recipe, model, device_memory_bytes=0) == 16
     assert encoder(folder, slots=2).slots == 2
