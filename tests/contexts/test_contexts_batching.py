@@ -36,9 +36,7 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
     st.sampled_from([1, 3, 32]),
     st.sampled_from([0, 512, 1024]),
 )
-def test_a_step_that_repeats_gives_what_its_repetitions_give(
-    requests: list[tuple[int, int]], rows: int, cache_tokens: int
-) -> None:
+def test_a_step_that_repeats_gives_what_its_repetitions_give(requests, rows, cache_tokens):
     """The same batch, told of its steps one by one and many at a time."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
@@ -223,10 +221,7 @@ requests = st.lists(
     asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
     aborted=st.sets(st.integers(0, 11), max_size=3), mixes=st.booleans(),
 )  # fmt: skip
-def test_every_request_comes_to_its_end_within_the_limits(
-    asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int],
-    mixes: bool,
-) -> None:  # fmt: skip
+def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, room, aborted, mixes):
     batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
@@ -254,9 +249,6 @@ def test_every_request_comes_to_its_end_within_the_limits(
                 del ends[id]
     assert len(batch) == 0
     assert {id: wrote[id] for id in ends} == ends
-
-
-# ---- pages
 
 
 def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:

@@ -191,8 +191,6 @@ def test_weak_containers_count_by_what_they_hold(make: Any) -> None:
     assert digest_of(make(one)) != digest_of(make(two))
 
 
-# ---- values
-
 keys = st.text(max_size=3) | st.integers() | st.booleans()
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -351,14 +349,6 @@ def test_functions_that_call_each_other_in_a_crowd() -> None:
     body = "\n".join(f"def f{i}():\n    return [{', '.join(f'f{j}' for j in range(20))}]" for i in range(20))
     exec(body, names)
     assert digest_of(names["f0"]) == digest_of(names["f0"])
-
-
-def test_a_lambda_and_its_twin() -> None:
-    def make(n: int) -> FunctionType:
-        return lambda x: x + n  # type: ignore[return-value]
-
-    assert digest_of(make(1)) == digest_of(make(1))
-    assert digest_of(make(1)) != digest_of(make(2))
 
 
 def test_what_has_no_content_is_named() -> None:

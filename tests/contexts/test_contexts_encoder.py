@@ -169,9 +169,6 @@ def test_a_pooling_that_is_not_computed_here_is_refused_unless_one_is_named(tmp_
     assert same(model.embed(TEXTS, pooling="mean"), by_hand(folder, TEXTS))
 
 
-# ---- classes
-
-
 def scores_by_hand(folder: Path, *texts: str) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -213,9 +210,7 @@ def test_a_pair_of_texts_is_read_as_one(judge: Path) -> None:
 @pytest.mark.parametrize(
     ("problem", "labels"), [("multi_label_classification", 3), ("regression", 3), ("", 1)], ids=str
 )
-def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(
-    tmp_path: Path, problem: str, labels: int
-) -> None:
+def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, problem, labels):
     folder = write_model(tmp_path / "several", head=True, num_labels=labels, problem_type=problem or None)
     (found,) = load(folder).classify([TEXTS[0]])
     scores = scores_by_hand(folder, TEXTS[0])
@@ -225,9 +220,6 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(
 
 def test_a_model_that_classifies_embeds_too(judge: Path) -> None:
     assert same(load(judge).embed(TEXTS), by_hand(judge, TEXTS))
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

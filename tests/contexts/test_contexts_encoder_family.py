@@ -41,9 +41,6 @@ def load(recipe: Any) -> Any:
     return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
 
 
-# ---- counting
-
-
 def test_a_login_node_counts_the_tokens_that_the_model_counts(folder: Path) -> None:
     model, count = load(encoder(folder)), token_counter(str(folder))
     assert [count(text) for text in TEXTS] == [model.count_tokens(text) for text in TEXTS]
@@ -92,9 +89,6 @@ def test_counting_and_a_family_load_no_gpu_library(folder: Path, tmp_path: Path)
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# ---- families
 
 
 def test_each_length_has_a_runtime_and_a_call_those_that_are_long_enough(folder: Path) -> None:

@@ -158,9 +158,7 @@ def test_a_job_that_waits_does_not_run_when_its_call_stops(engine: CountingEngin
     assert ran == []
 
 
-def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(
-    engine: CountingEngine, thread: EngineThread
-) -> None:
+def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(engine, thread):
     engine.gate.clear()
     generations = [thread.submit((n,), Sampling(max_new_tokens=2)) for n in (1, 2)]
     engine.broken = RuntimeError("CUDA error: unspecified launch failure")
@@ -265,9 +263,7 @@ def test_who_holds_the_model_runs_jobs_in_place_and_is_told_what_cannot_be(threa
     assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
 
 
-def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(
-    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(thread, monkeypatch):
     class Interrupted:
         def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt

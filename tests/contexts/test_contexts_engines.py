@@ -72,9 +72,6 @@ class TestOwnEngines(EngineContract):
         return OwnDriver(request.param)
 
 
-# ---- the continuous engine alone
-
-
 def test_requests_that_outgrow_the_memory_are_read_again_and_write_the_same() -> None:
     driver = OwnDriver("llama", cache_bytes=250_000)  # 384 bytes a token: six of the smallest rows, or one of 512
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
@@ -189,9 +186,7 @@ def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ],
 )
-def test_what_the_lean_decoder_does_not_compute_is_left_to_the_models_own_modules(
-    change: dict[str, Any], says: str
-) -> None:
+def test_what_the_lean_decoder_does_not_compute_is_left_to_the_models_own_modules(change, says):
     kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
     decoder, why = decoder_module.decoder_of(
         transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()

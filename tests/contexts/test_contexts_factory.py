@@ -105,9 +105,6 @@ def test_a_factory_travels() -> None:
     assert load_context(again("m"), {}) == "m"
 
 
-# ---- what a user gets wrong
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -147,9 +144,6 @@ def test_a_forgotten_call_is_told() -> None:
 def test_as_recipe_takes_recipes() -> None:
     recipe = plain("a")
     assert as_recipe(recipe) is recipe
-
-
-# ---- files
 
 
 def test_files_become_objects(tmp_path: Path) -> None:
@@ -208,9 +202,6 @@ def test_a_name_that_is_no_parameter() -> None:
 
     with pytest.raises(RecipeError, match="neither a parameter of loader"):
         loader("x")
-
-
-# ---- what pilots import ahead
 
 
 def test_preload_is_what_the_loader_imports() -> None:

@@ -112,9 +112,7 @@ def opened(data: bytes) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("name", "value"), [("plain", "3"), ("below", "14"), ("taken", "7")])
-def test_a_function_brings_the_modules_that_it_imports_to_where_there_are_none(
-    name: str, value: str, tmp_path: Path
-) -> None:
+def test_a_function_brings_the_modules_that_it_imports_to_where_there_are_none(name, value, tmp_path):
     data = packed(written(tmp_path / "here"), name)
     assert not {"shapes", "corners", "nets"} & set(sys.modules)
     (tmp_path / "function").write_bytes(data)
@@ -338,9 +336,7 @@ def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path:
     assert importlib.import_module("corners").COUNT == 3
 
 
-def test_too_much_source_stays_here_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_much_source_stays_here_and_that_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
@@ -444,9 +440,6 @@ def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None
 
 def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
     assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
-
-
-# ---- what pip has put into a folder of the search path
 
 
 TARGET = {
