@@ -256,46 +256,48 @@ class CarriedModules:
         _finder.context = self
 
     def _enter(self) -> None:
-        known, wanted = _finder.known, {**_finder.context.found, **self.found}
-        other = [
-            name
-            for name, carried in wanted.items()
-            if name in sys.modules and (not _is_here(name) or known[name].version != carried.version)
-        ]
-        if before_replacing is not None and (
-            any(
-                _is_here(name) and not _is_of_context(name, known[name]) and not _is_of_context(name, wanted[name])
-                for name in other
-            )
-            or any(
-                carried.is_imported and name in wanted and wanted[name].version != version
-                for (name, version), carried in _finder.hidden.items()
-            )
-        ):
-            before_replacing()
-        if any(map(_is_here, other)):
-            _finder.count_replaced += 1
-        for name in other:
-            is_of_context = _is_here(name) and _is_of_context(name, known[name])
-            dropped = _forget_package(name)
-            if is_of_context:
-                _finder.put_away[name] = dropped
-        for name in other:
-            if _is_of_context(name, wanted[name]):
-                _put_back(_finder.put_away.pop(name, {}))
-        self._forget_edited_packages()
-        hidden = _hide_others(wanted) if before_replacing is not None else False
-        new = {
-            name: _finder.hidden.pop((name, carried.version), carried)
-            for name, carried in wanted.items()
-            if name not in known or known[name].version != carried.version
+        known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
+        # Where one call runs at a time, a function finds no module that it did not bring: a function whose program
+        # lacks a module must not import that of another program.
+        leaving = {
+            name: carried
+            for name, carried in known.items()
+            if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
         }
-        known.update(new)
-        returned: dict[str, Any] = {}
+        replaced = [name for name in leaving if name in wanted and has_travelled(name)]
+        others = [
+            *((name, known[name]) for name in replaced),
+            *((name, carried) for (name, _), (carried, _) in hidden.items()),
+        ]
+        if before_replacing is not None and any(
+            name in wanted and carried.is_imported and carried.version != wanted[name].version
+            and not _is_of_context(name, carried) and not _is_of_context(name, wanted[name])
+            for name, carried in others
+        ):  # fmt: skip
+            before_replacing()
+        _finder.count_replaced += bool(replaced)
+        elsewhere = [name for name in wanted if name in sys.modules and not _is_here(name)]
+        packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
+        imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
+        for name in elsewhere:
+            _forget_package(name, imported)
+        for name, carried in leaving.items():
+            modules = _forget_package(name, imported) if has_travelled(name) else {}
+            if name not in wanted or _is_of_context(name, carried):  # it returns as the same object
+                hidden[name, carried.version] = carried, modules
+        self._forget_edited_packages()
+        back = dict[str, Any]()
+        new = {name: carried for name, carried in wanted.items() if name not in known or name in leaving}
+        for name in leaving.keys() - wanted.keys():
+            del known[name]
         for name, carried in new.items():
-            returned |= _finder.hidden_modules.pop((name, carried.version), {})
-        _put_back(returned)
-        if new or hidden:
+            known[name], modules = hidden.pop((name, carried.version), (carried, {}))
+            back |= modules
+        for name in sorted(back):  # a package before what is below it
+            sys.modules[name] = back[name]
+            names, last = _names_above(name)
+            names[last] = back[name]
+        if new or leaving:
             _finder.count_changes += 1
             _finder.install()
         self._entered_at = _finder.count_changes
@@ -303,7 +305,7 @@ class CarriedModules:
     def _forget_edited_packages(self) -> None:
         for top, stamp in self._stamps.items():
             if top in sys.modules and _imported_at.get(top) != stamp:
-                _forget_package(top)
+                _forget_package(top, list(sys.modules))
                 importlib.invalidate_caches()
             _imported_at[top] = stamp
 
@@ -327,22 +329,6 @@ def versions_of_context() -> Mapping[str, str]:
 def has_travelled(name: str) -> bool:
     """True if this module is here because it came with a function."""
     return name in sys.modules and _is_here(name)
-
-
-def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
-    """Hide the modules that other functions brought; they return as the same objects. Only where one call runs at a
-    time."""
-    others = [name for name in _finder.known if name not in wanted]
-    packages = {name.partition(".")[0] for name in others}
-    imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
-    for name in others:
-        carried = _finder.known[name]
-        modules = _forget_package(name, imported) if has_travelled(name) else {}
-        _finder.hidden[name, carried.version] = carried
-        _finder.hidden_modules[name, carried.version] = modules
-    for name in others:
-        del _finder.known[name]
-    return bool(others)
 
 
 def _is_here(name: str) -> bool:
@@ -401,12 +387,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}
         """The modules that came with functions, by name, each in the version of the call that brought it last."""
-        self.put_away: dict[str, dict[str, Any]] = {}
-        """Modules of the context that functions have replaced, with all modules below them, by name."""
-        self.hidden: dict[tuple[str, str], _Carried] = {}
-        """Modules of other functions than the one that runs, by name and version."""
-        self.hidden_modules: dict[tuple[str, str], dict[str, Any]] = {}
-        """Their entries in `sys.modules`, with all modules below them."""
+        self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
+        """Modules that may return, by name and version, with all modules below them: those of other functions than the
+        one that runs, and those of the context that a function has replaced."""
         self.count_changes = 0
         self.count_replaced = 0
 
@@ -415,12 +398,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
+        """Forget all (tests)."""
         for name in [name for name in self.known if has_travelled(name)]:
-            _forget_package(name)
+            _forget_package(name, list(sys.modules))
         self.known.clear()
         self.hidden.clear()
-        self.hidden_modules.clear()
-        self.put_away.clear()
         self.context = NO_MODULES
         self.count_changes += 1
 
@@ -438,24 +420,16 @@ _finder = _Finder()
 _lock = threading.Lock()
 
 
-def _forget_package(name: str, imported: Iterable[str] | None = None) -> dict[str, Any]:
+def _forget_package(name: str, imported: Iterable[str]) -> dict[str, Any]:
     """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them."""
     dropped: dict[str, Any] = {}
-    for one in [other for other in imported or list(sys.modules) if other == name or other.startswith(f"{name}.")]:
-        if one not in sys.modules:
-            continue
-        dropped[one] = module = sys.modules.pop(one, None)
-        names, last = _names_above(one)
-        if module is not None and names.get(last) is module:
-            del names[last]
+    for one in imported:
+        if (one == name or one.startswith(f"{name}.")) and one in sys.modules:
+            dropped[one] = module = sys.modules.pop(one)
+            names, last = _names_above(one)
+            if module is not None and names.get(last) is module:
+                del names[last]
     return dropped
-
-
-def _put_back(modules: Mapping[str, Any]) -> None:
-    for one in sorted(modules):
-        sys.modules[one] = modules[one]
-        names, last = _names_above(one)
-        names[last] = modules[one]
 
 
 def _names_above(name: str) -> tuple[dict[str, Any], str]:
