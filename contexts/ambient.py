@@ -1,8 +1,8 @@
 """The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-The *library* scope belongs to the process, the *call* scope to a slot: a context variable. A thread that the
-user's function starts uses the call that began last. To stop a call, the library asks its `CallStop`, which wakes
-its waits; the waits and `progress(...)` raise `Evicted`.
+The *library* scope belongs to the process, the *call* scope to a slot: a context variable. A thread that the user's
+function starts uses the call that began last. To stop a call, the library asks its `CallStop`, which wakes its waits;
+the waits and `progress(...)` raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def comes_of_stop(error: BaseException) -> bool:
 class Gang:
     """This rank's place in its gang; ranks count from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` at which rank 0 awaits the others; its `listener` is a socket there, which the
-    end of the call closes unless it was `detach`ed. The function chooses the protocol, for example a store of
+    `rendezvous` is the `host:port` at which rank 0 awaits the others; its `listener` is a socket there, which the end
+    of the call closes unless it was `detach`ed. The function chooses the protocol, for example a store of
     torch.distributed (`master_listen_fd`). The port is open to the network and only the ranks know `key`, so each
     connection should prove it, for instance with `hmac`.
     """
@@ -163,8 +163,8 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
-    5). Raises StokerError outside of a library, and for an unknown name."""
+    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
+    Raises StokerError outside of a library, and for an unknown name."""
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -186,8 +186,8 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     """Report how far the running call is. No-op outside of a call.
 
     A call that is evicted, cancelled or over its time ends here with `stoker.contexts.Evicted`; an evicted one
-    continues elsewhere with `saved_state()`. Stoker learns the call's pace from its last report, or else from all
-    items of its `features`.
+    continues elsewhere with `saved_state()`. Stoker learns the call's pace from its last report, or else from all items
+    of its `features`.
 
     Args:
         done: Steps done so far.
@@ -217,8 +217,8 @@ def saved_state(default: Any = None) -> Any:
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Raises GangBroken if
-    rank 0 does not open the meeting place within `limit_s` seconds."""
+    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Raises GangBroken if rank
+    0 does not open the meeting place within `limit_s` seconds."""
     scope = _current()
     if scope is None or scope.seat is None:
         return ALONE
@@ -228,15 +228,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of a prompt of this length is due, and the seconds for each further one; infinity
-    and 0 without deadlines."""
+    """Return when the first token of a prompt of this length is due, and the seconds for each further one; infinity and
+    0 without deadlines."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop of the running call; outside of a call, one that is never asked. A thread of the user's
-    function belongs to the only running call, unless `own_thread`."""
+    """Return the stop of the running call; outside of a call, one that is never asked. A thread of the user's function
+    belongs to the only running call, unless `own_thread`."""
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)

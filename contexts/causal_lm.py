@@ -63,8 +63,8 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in the process that calls it, for loaders of your own; arguments as in `causal_lm`.
-    Raises Transformers' errors, and ValueError for an engine that does not support the model."""
+    """Load a language model in the process that calls it, for loaders of your own; arguments as in `causal_lm`. Raises
+    Transformers' errors, and ValueError for an engine that does not support the model."""
     from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
@@ -109,17 +109,16 @@ def causal_lm(
     """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
 
     Args:
-        path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file;
-            these travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
+        path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file; these
+            travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
             `default_model()`.
-        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the
-            model's own on a GPU.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
+            own on a GPU.
         snapshot: Keep a converted copy on the pilot's disk, so that the next load takes a second.
         threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
-        engine: `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and
-            end together, for any architecture; `transformers`: the first of these that the architecture allows;
-            `vllm`, where it is installed; `auto`: vLLM where it imports and the device is a GPU, else
-            `transformers`.
+        engine: `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and end
+            together, for any architecture; `transformers`: the first of these that the architecture allows; `vllm`,
+            where it is installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`.
         graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
         slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
 
@@ -148,9 +147,9 @@ def model_recipe(
 ) -> Recipe:
     """Return the recipe of a language model with a loader of your own.
 
-    The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by
-    name. `preload`: further modules that a pilot imports ahead. `options` are `@context`'s. Raises RecipeError for
-    a path without a model.
+    The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
+    `preload`: further modules that a pilot imports ahead. `options` are `@context`'s. Raises RecipeError for a path
+    without a model.
     """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
@@ -200,8 +199,8 @@ def engine_options(engine: str) -> frozenset[str]:
 
 
 def default_model() -> str:
-    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF. Raises
-    RecipeError with the command that installs it."""
+    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF. Raises RecipeError
+    with the command that installs it."""
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))

@@ -1,9 +1,8 @@
 """Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
 
-One thread compiles and computes: a CUDA graph belongs to its thread, and CPU code is compiled for a number of
-threads. The compiler's folder is kept as a snapshot that other pilots get under its *form*; PyTorch's
-`save_cache_artifacts` leaves out the shared objects of a CPU. A damaged artifact is moved aside, one of another
-machine is replaced.
+One thread compiles and computes: a CUDA graph belongs to its thread, and CPU code is compiled for a number of threads.
+The compiler's folder is kept as a snapshot that other pilots get under its *form*; PyTorch's `save_cache_artifacts`
+leaves out the shared objects of a CPU. A damaged artifact is moved aside, one of another machine is replaced.
 """
 
 from __future__ import annotations
@@ -223,8 +222,8 @@ class Runtime(Protocol):
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names the result; empty: it is
-    not kept."""
+    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names the result; empty: it is not
+    kept."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"

@@ -1,7 +1,7 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle depends on the identity of strings, the order of sets, the module of a function, and line numbers. So the
-value is walked, and each part is fed to SHA-256 after its type and length.
+A pickle depends on the identity of strings, the order of sets, the module of a function, and line numbers. So the value
+is walked, and each part is fed to SHA-256 after its type and length.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to,
               recursively. Not file names, line numbers, or its module. It depends on Python's minor version.

@@ -6,9 +6,9 @@
     def embed(model, texts):
         return model.embed(texts)
 
-A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's
-runtimes, the shortest first. A call names those that are long enough for its input, and the policy chooses among
-them (docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
+A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's runtimes,
+the shortest first. A call names those that are long enough for its input, and the policy chooses among them
+(docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
 """
 
 from __future__ import annotations
@@ -87,20 +87,20 @@ def encoder(
     `classify`.
 
     Args:
-        path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot. Or a
-            name on the model hub, which the library downloads.
-        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the
-            model's own on a GPU.
+        path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot. Or a name on
+            the model hub, which the library downloads.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
+            own on a GPU.
         threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
-        length: Makes the context a *runtime* that pads each text to this many tokens, 3 or more; a longer text
-            raises InputTooLongError unless it is truncated. 0: batches are as long as their texts.
+        length: Makes the context a *runtime* that pads each text to this many tokens, 3 or more; a longer text raises
+            InputTooLongError unless it is truncated. 0: batches are as long as their texts.
         batch: Texts in a runtime's batch, padding included.
-        compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure
-            fails the load.
+        compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails
+            the load.
         slots: Calls that run at once in one library; their texts are computed in batches together.
 
-    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that
-    the model does not read, and for options of a runtime without a `length`.
+    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that the
+    model does not read, and for options of a runtime without a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -154,8 +154,8 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, the shortest first. `count` returns the tokens of a call's first argument; None:
-    each call names its length (`features={"input_length": ...}`)."""
+    """The runtimes of one model, the shortest first. `count` returns the tokens of a call's first argument; None: each
+    call names its length (`features={"input_length": ...}`)."""
 
     recipes: tuple[Recipe, ...]
     count: Callable[[Any], int] | None = None
@@ -207,10 +207,8 @@ def encoder_family(
 
     Args:
         path: As in `encoder`.
-        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has
-            kept.
-        texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally
-            likely.
+        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has kept.
+        texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally likely.
         truncate: The function truncates texts, so longer ones go to the longest runtime.
     """
     if "length" in options:

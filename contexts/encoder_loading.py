@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """Load the encoder at `path` on this library's device; the rest as in `encoder`. Raises Transformers' errors for
-    an unreadable model, and RecipeError and ContextError for an unusable runtime."""
+    """Load the encoder at `path` on this library's device; the rest as in `encoder`. Raises Transformers' errors for an
+    unreadable model, and RecipeError and ContextError for an unusable runtime."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

@@ -1,10 +1,9 @@
 """An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
 
-An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's
-(`last`), as a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond
-rounding. Calls of several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape,
-so that it can be compiled (Arlo §3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow
-machine slows all of them.
+An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`), as
+a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond rounding. Calls of
+several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape, so that it can be
+compiled (Arlo §3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations
@@ -254,8 +253,8 @@ class EncoderModel:
     ) -> list[list[float]]:
         """Return the embedding of each text, of length 1 with `normalize`.
 
-        `pooling`: `mean`, `cls` or `last`; empty: the model's own. Raises ValueError for a text of more tokens
-        than the model reads (InputTooLongError for a runtime), unless `truncate` cuts it.
+        `pooling`: `mean`, `cls` or `last`; empty: the model's own. Raises ValueError for a text of more tokens than the
+        model reads (InputTooLongError for a runtime), unless `truncate` cuts it.
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate

@@ -5,8 +5,7 @@
 
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
-Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is
-made.
+Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
 """
 
 from __future__ import annotations
@@ -143,16 +142,16 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         disk: A pilot with less free scratch space does not load it.
         devices: Number of devices of a library.
         kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-        slots: Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`,
-            else 1.
+        slots: Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else
+            1.
         load_limit: A loader that runs longer has failed.
-        files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader
-            gets the local path.
+        files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader gets
+            the local path.
         preload: Modules that a pilot imports before it forks libraries; by default those that the loader imports.
         awareness: How much outlives a call: `full`, `disk` or `none`.
         calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
-        min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and
-            not part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
+        min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and not
+            part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
         max_libraries: Most libraries that are loaded at once.
         keep_alive: Unload a library that has been idle for this time.
 

@@ -4,10 +4,10 @@ Rows are padded on the right. A token sees only earlier tokens, so a row gives t
 every batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree
 attention of SpecInfer, arXiv:2305.09781).
 
-The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole;
-a new prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another
-only if it is longer by some tokens: two claims that start with "The" should not displace the template. Both share
-a limit in bytes; shared prefixes are dropped least recently used first.
+The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole; a new
+prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another only if it
+is longer by some tokens: two claims that start with "The" should not displace the template. Both share a limit in
+bytes; shared prefixes are dropped least recently used first.
 """
 
 from __future__ import annotations
@@ -384,8 +384,8 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row: `[rows][tails of the row]`. `prefix` begins every
-        row. `check` is called before each pass; if it raises, the scoring ends."""
+        """Return the log-likelihood of each tail after its row: `[rows][tails of the row]`. `prefix` begins every row.
+        `check` is called before each pass; if it raises, the scoring ends."""
 
 
 class RunnerScorer:

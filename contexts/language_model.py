@@ -2,8 +2,8 @@
 it.
 
 Calls of all slots are written in one batch by the model's engine (`inference/`). Label scores are read between two
-steps of the batch, the prompt once for all labels. Results do not depend on the batch, beyond rounding; random
-draws are seeded by the prompt's place in the call.
+steps of the batch, the prompt once for all labels. Results do not depend on the batch, beyond rounding; random draws
+are seeded by the prompt's place in the call.
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ class CausalLM:
     ) -> list[str]:
         """Return the continuation of each prompt, special tokens left out.
 
-        A text ends at the model's end token, at one of the `stop` texts (which is left out), or at
-        `max_new_tokens`. Raises ValueError for an empty prompt, and for more tokens than the model reads or its
-        cache holds, before any text is complete.
+        A text ends at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`.
+        Raises ValueError for an empty prompt, and for more tokens than the model reads or its cache holds, before any
+        text is complete.
 
         Args:
             prompts: The texts to continue.
@@ -308,13 +308,13 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens
-        a place.
+        """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a
+        place.
 
-        `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names: `ignore_eos`
-        and `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`,
-        `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as `generate` does, and for
-        an option that the engine does not honour.
+        `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names: `ignore_eos` and
+        `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`,
+        `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as `generate` does, and for an
+        option that the engine does not honour.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
@@ -348,11 +348,10 @@ class CausalLM:
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
-        """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <=
-        0.
+        """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
 
-        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every
-        prompt. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt.
+        Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
@@ -390,8 +389,8 @@ def load_model(
     graphs: bool = False,
 ) -> CausalLM:
     """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
-    `path`. Raises Transformers' errors, ValueError for an engine that does not support the model, and StokerError
-    if vLLM cannot start."""
+    `path`. Raises Transformers' errors, ValueError for an engine that does not support the model, and StokerError if
+    vLLM cannot start."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

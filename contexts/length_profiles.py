@@ -2,9 +2,8 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
-A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected
-texts, and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer. A damaged file is ignored with a
-warning.
+A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected texts,
+and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer. A damaged file is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
 def _best_of_each_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Return for each number of runtimes the least sum of latencies, and the places of the lengths (dynamic
-    programming over the longest length so far)."""
+    """Return for each number of runtimes the least sum of latencies, and the places of the lengths (dynamic programming
+    over the longest length so far)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -119,9 +118,9 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text.
-    `computed_dtype` and `is_compiled` are the effect of `encoder`'s `dtype` and `compiled` on this `device`.
-    `measured_at` is in seconds since 1970."""
+    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text. `computed_dtype`
+    and `is_compiled` are the effect of `encoder`'s `dtype` and `compiled` on this `device`. `measured_at` is in seconds
+    since 1970."""
 
     lengths: tuple[LengthTime, ...]
     name: str
@@ -153,8 +152,8 @@ def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
 
 
 def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime. `counts`: tokens of each expected text; without them all lengths
-    are equally likely. Raises RecipeError if only longer texts than measured are expected."""
+    """Return the lengths that are worth a runtime. `counts`: tokens of each expected text; without them all lengths are
+    equally likely. Raises RecipeError if only longer texts than measured are expected."""
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
     for count in counts:

@@ -1,8 +1,8 @@
 """Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
 
 An entry of `preload` is a module (`torch`) or `module:attribute`, whose parts are imported when touched. Without
-internet, `huggingface_hub` retries six times a file, half a minute each: `HubWatch` reads its log and switches to
-local files, as with `HF_HUB_OFFLINE=1`.
+internet, `huggingface_hub` retries six times a file, half a minute each: `HubWatch` reads its log and switches to local
+files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports or refers to, then `module:attribute`; neither the user's own
-    nor standard ones."""
+    """Return top-level modules that a loader imports or refers to, then `module:attribute`; neither the user's own nor
+    standard ones."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)

@@ -1,16 +1,16 @@
 """The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
 
-A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB: a hash tree of one
-level, as in BitTorrent. An object of 100 GB has a manifest of 0.8 MB. The encoding gives each field its length, so
-different contents never encode alike:
+A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB: a hash tree of one level,
+as in BitTorrent. An object of 100 GB has a manifest of 0.8 MB. The encoding gives each field its length, so different
+contents never encode alike:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
                                                                         name "folder"
                                                                         name "link" target
 
-A *piece* is what is sent: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare
-node reads manifests too.
+A *piece* is what is sent: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare node
+reads manifests too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, folder or link. `name` is its path in the object (empty for the object itself), `parts` the digests
-    of its parts."""
+    """One file, folder or link. `name` is its path in the object (empty for the object itself), `parts` the digests of
+    its parts."""
 
     name: bytes
     kind: EntryKind
@@ -87,8 +87,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes: no name climbs out
-    of the object, and none is below a link."""
+    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes: no name climbs out of
+    the object, and none is below a link."""
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))

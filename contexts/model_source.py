@@ -196,8 +196,8 @@ Read = Callable[[str], str | None]
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's
-    own pooling is not supported; else empty."""
+    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's own
+    pooling is not supported; else empty."""
 
     pooling: str = "mean"
     longest: int = 0

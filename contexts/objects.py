@@ -1,9 +1,9 @@
 """Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-Content is a file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links.
-A link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of files'
-parts are remembered by path, size, mtime, ctime and inode, except for a file that changed within the last two
-seconds: a second change could leave no trace (as in git).
+Content is a file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links. A
+link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of files' parts
+are remembered by path, size, mtime, ctime and inode, except for a file that changed within the last two seconds: a
+second change could leave no trace (as in git).
 
     <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -99,8 +99,8 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` so that the copy has the same digest. Raises OSError, and RecipeError
-    for what can't be an object."""
+    """Copy a file or folder to a new `target` so that the copy has the same digest. Raises OSError, and RecipeError for
+    what can't be an object."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():

@@ -1,7 +1,7 @@
 """The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
 
-`short_payload` reads a pickle with stand-ins for all classes and functions, so no code of its author runs. Values
-of parameters with secret names (`token`, `password`) are hidden.
+`short_payload` reads a pickle with stand-ins for all classes and functions, so no code of its author runs. Values of
+parameters with secret names (`token`, `password`) are hidden.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ The first byte tells the forms apart:
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
     M       a function or loader with its modules: version, length of the table, pickled table, gap to 64 bytes, value
 
-A class that travels by value takes its attributes along: a library sets them and sees `Config.lr = 2` of the
-program. The program keeps its own (`keep_classes`): a result must not set `Config.lr` back. There a new class
-counts as found once its attributes are set, because threads share it.
+A class that travels by value takes its attributes along: a library sets them and sees `Config.lr = 2` of the program.
+The program keeps its own (`keep_classes`): a result must not set `Config.lr` back. There a new class counts as found
+once its attributes are set, because threads share it.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def dump_parts(
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     """Return the value of `dumps`' bytes. Writable arrays are views if `data` is writable memory, else copies. With
-    `keep_classes` the classes of this process keep their attributes. Raises SerializationError for other bytes,
-    and the errors of unpickling."""
+    `keep_classes` the classes of this process keep their attributes. Raises SerializationError for other bytes, and the
+    errors of unpickling."""
     body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
@@ -124,8 +124,8 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. A KeyboardInterrupt outside of
-    the main thread comes from user code."""
+    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. A KeyboardInterrupt outside of the
+    main thread comes from user code."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -333,8 +333,7 @@ def dumps_code(
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
     """Return the bytes of a call's arguments, with the modules that functions among them import, except `by_name`.
-    Names of packed modules are added to `brought`: the function brings them from then on. Raises
-    SerializationError."""
+    Names of packed modules are added to `brought`: the function brings them from then on. Raises SerializationError."""
     plain = plain_bytes(value)
     if plain is not None:
         return plain

@@ -1,7 +1,7 @@
 """Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots.
 
-One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford).
-A damaged file is moved aside with a warning, and without a file nothing is remembered.
+One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford). A
+damaged file is moved aside with a warning, and without a file nothing is remembered.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No
-    method raises because of a disk."""
+    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No method
+    raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
         self.path = Path(path)

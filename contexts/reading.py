@@ -46,8 +46,8 @@ def mean_losses(
 ) -> list[float]:
     """Return for each prompt the mean loss over samples, in nats per token of the sample's target.
 
-    Prompts are token ids; a sample is (input, target), read after the prompt. Raises ValueError for an empty
-    prompt, no sample, an empty target, and a sample that is too long for the model.
+    Prompts are token ids; a sample is (input, target), read after the prompt. Raises ValueError for an empty prompt, no
+    sample, an empty target, and a sample that is too long for the model.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")

@@ -53,9 +53,9 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 class Needs(msgspec.Struct, frozen=True):
     """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared.
-    `device_memory_bytes` is memory of each of its `devices` (on a CPU the larger one counts). `kinds`: device
-    kinds that can hold it, best first; empty = any. The memory has room for a cache of `cache_tokens` tokens of
-    `token_bytes` each."""
+    `device_memory_bytes` is memory of each of its `devices` (on a CPU the larger one counts). `kinds`: device kinds
+    that can hold it, best first; empty = any. The memory has room for a cache of `cache_tokens` tokens of `token_bytes`
+    each."""
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -82,11 +82,11 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function,
-    args, kwargs)`, or empty. `preload` names modules that the zygote imports before it forks. A library runs
-    `slots` calls at once (0: see `slots_of`) and retires after `calls_per_library` calls (0 = never). `arguments`
-    are the loader's, in short. `longest_input`: the longest input in tokens of a runtime of a family (0 = any).
-    `home`: the program's folder. `named`: relative paths in `files`, with their cache names.
+    `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function, args,
+    kwargs)`, or empty. `preload` names modules that the zygote imports before it forks. A library runs `slots` calls at
+    once (0: see `slots_of`) and retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in
+    short. `longest_input`: the longest input in tokens of a runtime of a family (0 = any). `home`: the program's
+    folder. `named`: relative paths in `files`, with their cache names.
     """
 
     key: str

@@ -1,9 +1,9 @@
 """Load a model of Transformers, and keep a converted copy so that the next load takes a second.
 
 A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
-result as `save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others
-wait. A snapshot that fails to load is moved aside and made again; a full disk costs the snapshot, never the load.
-Other pilots get it under its *form*: a digest of the source and the dtype.
+result as `save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others wait. A
+snapshot that fails to load is moved aside and made again; a full disk costs the snapshot, never the load. Other pilots
+get it under its *form*: a digest of the source and the dtype.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made
-    it. `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
+    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
+    `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
         return False
@@ -196,8 +196,8 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Set the special tokens of a GGUF file from its configuration: Transformers 5.17 gives SmolLM2's tokenizer a
-    wrong end token."""
+    """Set the special tokens of a GGUF file from its configuration: Transformers 5.17 gives SmolLM2's tokenizer a wrong
+    end token."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

@@ -1,12 +1,12 @@
 """Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
 
-SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length, at
-powers of two, linear between. Our prefill has two dimensions too, because a step may read a part of a prompt: 512
-tokens cost twice as much behind 4,000 others. Our engine computes attention over all rows of one size, each as
-long as the longest: callers that know the lengths use `padded_length`.
+SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length, at powers of
+two, linear between. Our prefill has two dimensions too, because a step may read a part of a prompt: 512 tokens cost
+twice as much behind 4,000 others. Our engine computes attention over all rows of one size, each as long as the longest:
+callers that know the lengths use `padded_length`.
 
-A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch size,
-the seconds by length are a few straight lines; where they are not, it asks the table.
+A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch size, the
+seconds by length are a few straight lines; where they are not, it asks the table.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class StepTable:
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in all and per token: of 1 to `most` tokens, each attending to
-        `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them
-        its seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises
-        LookupError without samples."""
+        `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them its
+        seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises LookupError
+        without samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -248,8 +248,8 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample
-        and the relative error; None without earlier samples like it."""
+        """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample and
+        the relative error; None without earlier samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -283,8 +283,8 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size,
-    counts as long as the longest of its size."""
+    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size, counts
+    as long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -356,8 +356,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at
-        `length` and grows by a token per step. Raises LookupError."""
+        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at `length`
+        and grows by a token per step. Raises LookupError."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()

@@ -1,9 +1,9 @@
 """Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
 
-Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here
-several threads read spans of the files into pinned buffers and copy them asynchronously. Weights of another dtype
-are converted on the device (docs/decisions/092). Transformers then builds the model around these tensors. Where a
-folder is unusual, or anything fails, Transformers reads the weights itself, so errors are its own.
+Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
+threads read spans of the files into pinned buffers and copy them asynchronously. Weights of another dtype are converted
+on the device (docs/decisions/092). Transformers then builds the model around these tensors. Where a folder is unusual,
+or anything fails, Transformers reads the weights itself, so errors are its own.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors of the safetensors files in this folder. Raises OSError, and ValueError for a damaged file
-    or an unknown dtype."""
+    """Return the tensors of the safetensors files in this folder. Raises OSError, and ValueError for a damaged file or
+    an unknown dtype."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _tensors_of(single)
@@ -458,8 +458,8 @@ def _without_reserve() -> Iterator[None]:
 
 
 def dtype_of(dtype: str, *, path: str, device: str) -> Any:
-    """Return the dtype of computing: the named one; `auto` is float32 on a CPU, and the model's own on a GPU
-    (bfloat16 for GGUF)."""
+    """Return the dtype of computing: the named one; `auto` is float32 on a CPU, and the model's own on a GPU (bfloat16
+    for GGUF)."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":

@@ -1,8 +1,8 @@
 """Tell the user's own code from installed code.
 
-Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) travels by
-name, and a digest names its version. The user's own modules may not be importable on a pilot: they travel by
-value, and a digest covers their content.
+Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) travels by name, and
+a digest names its version. The user's own modules may not be importable on a pilot: they travel by value, and a digest
+covers their content.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ An engine writes tokens for many requests at once with one model. One thread dri
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with
-a seed they depend on the seed alone. Both up to rounding. - `abort` frees the request's memory before the next
-step, in which the request has no part. - `memory().held_bytes` never exceeds the budget that `resize` has set. - A
-request gets the same tokens after `sleep` and `wake` as before.
+- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
+  seed they depend on the seed alone. Both up to rounding.
+- `abort` frees the request's memory before the next step, in which the request has no part.
+- `memory().held_bytes` never exceeds the budget that `resize` has set.
+- A request gets the same tokens after `sleep` and `wake` as before.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Sampling(msgspec.Struct, frozen=True):
 
 class GenerationRequest(msgspec.Struct, frozen=True):
     """A prompt as token ids (one or more), and how to continue it. Its first token is due at `due_at`
-    (time.monotonic), each further one `tpot_s` later. With `pieces` text comes as it is written; else only the
-    last `NewToken` has text."""
+    (time.monotonic), each further one `tpot_s` later. With `pieces` text comes as it is written; else only the last
+    `NewToken` has text."""
 
     id: int
     prompt: tuple[int, ...]
@@ -118,8 +119,8 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is: requests that run and wait now, and totals since the beginning. `row_steps` sums
-    requests over decode steps."""
+    """How full the batch is: requests that run and wait now, and totals since the beginning. `row_steps` sums requests
+    over decode steps."""
 
     running: int = 0
     waiting: int = 0
@@ -331,10 +332,10 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """The work of an engine, by which others decide whether one more request would be in time. `rows` requests of
-    mean `length` write. `due_at`: when the most urgent token in time is due; `late_at`: when the most urgent late
-    one was; `tpot_s`: the shortest. `prompts` are unread: tokens, due time and time per output token, the most
-    urgent first. `peak_tokens`: cache tokens if all peak at once (SLINFER eq. 2)."""
+    """The work of an engine, by which others decide whether one more request would be in time. `rows` requests of mean
+    `length` write. `due_at`: when the most urgent token in time is due; `late_at`: when the most urgent late one was;
+    `tpot_s`: the shortest. `prompts` are unread: tokens, due time and time per output token, the most urgent first.
+    `peak_tokens`: cache tokens if all peak at once (SLINFER eq. 2)."""
 
     rows: int = 0
     length: float = 0.0

@@ -1,15 +1,15 @@
 """The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
 
-On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has
-left on the device, and then step n is read. The invariant: between two calls of `step` at most one launched step
-is unread. The batch, the rows and the texts are those before its tokens. The device runs launches, copies and
-moves of rows in order, so:
+On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left
+on the device, and then step n is read. The invariant: between two calls of `step` at most one launched step is unread.
+The batch, the rows and the texts are those before its tokens. The device runs launches, copies and moves of rows in
+order, so:
 
-- A step is launched ahead only if no waiting request could join and no request outgrows its row. - A request that
-has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at once: the
-device writes to it again only after the unread step. - Each kept token has used the next random number of its
-request. - A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for
-it.
+- A step is launched ahead only if no waiting request could join and no request outgrows its row.
+- A request that has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at
+  once: the device writes to it again only after the unread step.
+- Each kept token has used the next random number of its request.
+- A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape
-        and the token of each request that still runs (-1: none can be drawn)."""
+        """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape and
+        the token of each request that still runs (-1: none can be drawn)."""
         unread = self._unread
         if unread is None:
             return None

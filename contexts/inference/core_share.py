@@ -1,13 +1,12 @@
 """The number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations: two libraries of two threads on two cores computed at a thirtieth of
-the speed of one thread each (docs/decisions/066). If `n` threads had clearly less than `n` cores give and no core
-was idle, a library continues with as many threads as it had cores. When cores become idle it tries more, and waits
-twice as long after each failure.
+PyTorch's threads spin between two operations: two libraries of two threads on two cores computed at a thirtieth of the
+speed of one thread each (docs/decisions/066). If `n` threads had clearly less than `n` cores give and no core was idle,
+a library continues with as many threads as it had cores. When cores become idle it tries more, and waits twice as long
+after each failure.
 
-Each computing thread keeps OpenMP helper threads. With more of them than cores, helpers sleep between operations
-and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model releases its
-helpers.
+Each computing thread keeps OpenMP helper threads. With more of them than cores, helpers sleep between operations and a
+decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model releases its helpers.
 """
 
 from __future__ import annotations

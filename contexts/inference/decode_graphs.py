@@ -1,10 +1,10 @@
 """Decode steps as captured graphs, one for each shape of the batch.
 
 An eager decode step launches hundreds of small kernels, which takes longer than they run; a graph launches them at
-once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
-number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too. When an
-array gets other memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the
-next step's input; only the reader of a step's tokens waits, for an event.
+once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a number of
+rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too. When an array gets other
+memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next step's input;
+only the reader of a step's tokens waits, for an event.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder, for at most `rows` requests. `limit_bytes`: of graphs (0 = unlimited).
-    `uses`: eager uses of a shape before its capture."""
+    """The captured steps of one decoder, for at most `rows` requests. `limit_bytes`: of graphs (0 = unlimited). `uses`:
+    eager uses of a shape before its capture."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -261,8 +261,8 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones on a few tokens. On a difference or failure warn, and run eagerly
-        from now on."""
+        """Compare captured steps with eager ones on a few tokens. On a difference or failure warn, and run eagerly from
+        now on."""
         try:
             off = self._difference()
         except Exception as error:

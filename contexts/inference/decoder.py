@@ -1,13 +1,13 @@
 """A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
 
-On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058).
-Here the tokens of all requests form one tensor `[tokens, width]`; attention takes one request at a time while it
-is read, and an array of rows at a time while they write. It covers Llama, SmolLM, Mistral, Qwen 2 and Qwen 3.
-`decoder_of` refuses all others, and compares the two on a few tokens.
+On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
+the tokens of all requests form one tensor `[tokens, width]`; attention takes one request at a time while it is read,
+and an array of rows at a time while they write. It covers Llama, SmolLM, Mistral, Qwen 2 and Qwen 3. `decoder_of`
+refuses all others, and compares the two on a few tokens.
 
-A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an
-array computes at most twice what is needed. Rows are dense: when one leaves, the last takes its place, so no step
-copies or gathers. Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
+A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an array
+computes at most twice what is needed. Rows are dense: when one leaves, the last takes its place, so no step copies or
+gathers. Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions
-    on the host, attention looks at tokens up to the largest one; without, at whole rows."""
+    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions on
+    the host, attention looks at tokens up to the largest one; without, at whole rows."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -254,8 +254,8 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and
-        values go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
+        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and values
+        go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places
@@ -330,8 +330,8 @@ class LeanDecoder:
 
 
 def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
-    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a second copy of the
-    weights, or None."""
+    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a second copy of the weights,
+    or None."""
     config = model.config
     if config.model_type not in _FAMILY:
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"

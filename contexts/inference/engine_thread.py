@@ -1,9 +1,9 @@
 """One thread steps the engine; the slots of the library hand it requests and wait for their texts.
 
-The thread takes requests between two steps, so the calls of all slots share one batch, and a function that does
-other work delays no call. Other readings of the model (label scores) are jobs that the thread runs, one after each
-step. Code that needs the model for itself (tuning) holds it. When a call is told to stop (`ambient.CallStop`), its
-waits end at once, its requests leave before the next step, and its waiting jobs do not run.
+The thread takes requests between two steps, so the calls of all slots share one batch, and a function that does other
+work delays no call. Other readings of the model (label scores) are jobs that the thread runs, one after each step. Code
+that needs the model for itself (tuning) holds it. When a call is told to stop (`ambient.CallStop`), its waits end at
+once, its requests leave before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Generation:
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """Yield the tokens as they come. Raises ValueError for a request that never runs, and Evicted when its call
-        is to stop."""
+        """Yield the tokens as they come. Raises ValueError for a request that never runs, and Evicted when its call is
+        to stop."""
         while True:
             come = self._come.get()
             self.stop.check()

@@ -1,15 +1,14 @@
 """Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
 
-PyTorch's linear layer reorders the weights at every call on a CPU, which takes longer than the product for few
-rows (docs/decisions/058). oneDNN keeps a copy in the order of its kernels: in `float32` on a processor without
-`bfloat16` instructions, where each product is rounded. The way of attention depends on the processor and the
-precision alone, never on the batch: a request gets the same tokens on every pilot of one kind.
+PyTorch's linear layer reorders the weights at every call on a CPU, which takes longer than the product for few rows
+(docs/decisions/058). oneDNN keeps a copy in the order of its kernels: in `float32` on a processor without `bfloat16`
+instructions, where each product is rounded. The way of attention depends on the processor and the precision alone,
+never on the batch: a request gets the same tokens on every pilot of one kind.
 
-A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary
-(with `top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is
-taken. The request's own generator on the host gives one number per token, so draws do not depend on the batch. A
-captured step shares these tensor operations. (Not `torch.where` with a number, which copies the number to the
-device and waits.)
+A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
+`top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
+request's own generator on the host gives one number per token, so draws do not depend on the batch. A captured step
+shares these tensor operations. (Not `torch.where` with a number, which copies the number to the device and waits.)
 """
 
 from __future__ import annotations
@@ -150,8 +149,8 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 ON_GPU: DecodeAttention = grouped_queries
-"""With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes
-in `float32`. Grouped queries keep to the memory-efficient kernel."""
+"""With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes in
+`float32`. Grouped queries keep to the memory-efficient kernel."""
 
 
 NOT_FINITE = "the model's numbers for the next token are not finite"
@@ -181,9 +180,9 @@ def draw_seed(seed: tuple[int, int]) -> int:
 
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64`
-    `[3, rows]`, temperature (above 0), `top_p` and random number. With `nucleus` rows are drawn from the likeliest
-    tokens that make up `top_p`."""
+    """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64` `[3,
+    rows]`, temperature (above 0), `top_p` and random number. With `nucleus` rows are drawn from the likeliest tokens
+    that make up `top_p`."""
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
     chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)

@@ -1,8 +1,8 @@
 """The engine for every other architecture, a batch that begins and ends together; and the choice between the engines.
 
 Waiting requests are read together and write until the last of them has ended. It is slower where texts differ in
-length, and supports everything that Transformers computes. `own_engine` takes the continuous engine if it supports
-the model.
+length, and supports everything that Transformers computes. `own_engine` takes the continuous engine if it supports the
+model.
 """
 
 from __future__ import annotations
