@@ -24,7 +24,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop. It is no `Exception`, which retry loops swallow. `state` is its pickled
+    """Ends a call that was told to stop; no `Exception`, which retry loops swallow. `state` is its pickled
     checkpoint."""
 
     def __init__(self, state: bytes = b"") -> None:
@@ -53,8 +53,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is told to stop, or now. It may be called twice, in any thread, and must not wait
-        or raise."""
+        """Call `wake` when the call is told to stop, maybe twice and in any thread. It must not wait or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -118,7 +117,6 @@ MOST_STATE_BYTES = 16_000_000
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (pickled, empty without one); returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
-"""Takes the tokens of a prompt; returns what `token_dues` returns."""
 SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form, its folder, and the seconds it took to make."""
 
@@ -163,8 +161,8 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
-    Raises StokerError outside of a library, and for an unknown name."""
+    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
+    5)."""
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -228,8 +226,7 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of a prompt of this length is due, and the seconds for each further one; infinity and
-    0 without deadlines."""
+    """Return when the first token of a prompt of this length is due, and the seconds for each further one."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
@@ -272,7 +269,7 @@ def object_at(path: str | os.PathLike[str]) -> str:
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Offer a folder from which this context loads faster to other pilots, which find it by `local_path(form)`."""
+    """Offer a folder from which this context loads faster to other pilots (`local_path(form)` there)."""
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 

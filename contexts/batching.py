@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import padded_length
 
 SMALLEST_ROW_TOKENS = 64
-"""The shortest row of the cache."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
@@ -125,7 +124,6 @@ class RunningBatch:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.waiting: list[BatchedRequest] = []
-        """The most urgent first."""
         self._waiting: dict[int, BatchedRequest] = {}
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0

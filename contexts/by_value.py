@@ -48,7 +48,6 @@ _TEMPORARY = (
 )
 _ARCHIVES = (zipfile.ZipFile, tarfile.TarFile)
 SUSPECTS: tuple[type, ...] = (_io._IOBase, mmap.mmap, *_TEMPORARY, *_ARCHIVES)
-"""Classes of all objects that may be handles."""
 _HANDLES: tuple[tuple[Any, str, str], ...] = (
     (tempfile.TemporaryDirectory, "a temporary folder", "pass its path (.name)"),
     (_ARCHIVES, "an open archive", "pass its path, and open it in the function"),
@@ -310,11 +309,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     ) -> None:
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
-        """The user's own functions that were pickled."""
         self.named: set[str] = set()
         """The user's own modules of parts that went by name, with `prefers_names`."""
         self.modules: list[types.ModuleType] = []
-        """The user's own modules that were pickled."""
         self._by_name = by_name
         self._prefers_names = prefers_names
 

@@ -4,7 +4,7 @@ r"""A ready-made context: a causal language model through Transformers, on a CPU
 
     @app(context=causal_lm("models/SmolLM2-1.7B"))
     def verify(model, claims):
-        return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
+        return model.label_scores([f"Claim: {claim}\nAnswer:" for claim in claims], [" true", " false"])
 
 `language_model` has the context. It is not imported here, so a login node writes recipes without a GPU library.
 """

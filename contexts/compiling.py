@@ -64,7 +64,6 @@ def network_inputs(
 
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
-"""Compiles with this folder as the compiler's cache."""
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
@@ -108,7 +107,6 @@ def _offered(form: str, place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile, and keep the result at `place`; None if it exists or cannot be kept."""
     found: list[Made] = []
     failed: list[Exception] = []
 
@@ -130,7 +128,6 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
 
 
 def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
-    """Load an artifact; None if it is damaged. If something was compiled nevertheless, keep that at `place`."""
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
             cache = Path(folder, _CACHE)
@@ -197,7 +194,6 @@ Inputs = Callable[[], dict[str, torch.Tensor]]
 mode."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
-"""Beginning of PyTorch's advice for its developers."""
 _FORMAT = 1
 _RUNS = 3
 """A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
@@ -227,7 +223,6 @@ class Compiler:
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
-        """Origin of the last network, for people."""
         self._device = device
         self._form = form
         threads = torch.get_num_threads()
@@ -310,7 +305,6 @@ def _form(model: Runtime) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Return an error's class and first two lines: PyTorch names the backend first and the reason second."""
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
     return ": ".join([type(error).__name__, *said])[:300]

@@ -44,7 +44,6 @@ _LIMIT_S = 90.0
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
-"""Takes the progress and its total."""
 
 
 def profile_lengths(
@@ -86,7 +85,6 @@ def profile_lengths(
 
 
 Samples = dict[int, list[float]]
-"""The seconds that batches of each length took."""
 
 
 def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
@@ -159,13 +157,11 @@ class EncoderModel:
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
-        """The shape of every batch; None: as its texts are."""
         longest = longest_text(
             model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
             padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
         )  # fmt: skip
         self.longest = _runtime_length(runtime, longest)
-        """Most tokens of a text; 0 = unlimited."""
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]

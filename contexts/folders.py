@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 SNAPSHOTS = "STOKER_SNAPSHOTS"
-"""The variable that names the folder of snapshots."""
 
 
 def state_folder() -> Path:
@@ -104,7 +103,6 @@ def _boot() -> str:
 
 
 def _kind_of(device: int) -> str:
-    """Return the kind of the file system with this device number; `overlay` for one without a mount (a subvolume)."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(_MOUNTS) as file:
         for line in file:

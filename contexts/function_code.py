@@ -135,7 +135,6 @@ def _yields(function: Any) -> bool:
 
 
 LIMIT_CHARACTERS = 65_536
-"""Most source that travels with one function."""
 
 
 class SourceLines:
@@ -180,7 +179,6 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
 
 
 _MOST_FUNCTIONS = 1_000
-"""A function that uses more functions than this counts as mutable."""
 _MISSING = object()
 _ATOMS = frozenset(map(id, (
     int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,

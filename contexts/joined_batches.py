@@ -47,7 +47,6 @@ class JoinedBatches(Generic[Row, Result]):
         self._length = length
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
-        """Requests that are not over, in the order in which they came."""
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
         """Rows by kind: length, unique number, place in their request; the shortest first."""
         self._numbers = 0

@@ -48,7 +48,6 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
     device: str
     reused_tokens: int
-    """Prompt tokens that it has not read again."""
     started_bytes: int
     """The device memory within which it was started; 0 if none was declared."""
 
@@ -71,12 +70,10 @@ class CausalLM:
         graphs: bool = False,
     ) -> None:
         self.model = model
-        """The model of Transformers; None if the engine has its own. The engine ignores later changes of its
-        weights."""
+        """None if the engine has its own. The engine ignores later changes of its weights."""
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin
-        """How it was loaded, for people."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
 

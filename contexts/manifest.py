@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 PART_BYTES = 4 << 20
 MOST_BYTES = 512 << 20
-"""The largest manifest."""
 
 _DIGEST_BYTES = 32
 _SLICES = 1024

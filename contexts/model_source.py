@@ -189,7 +189,6 @@ _NAMES = {
     "lasttoken": "last",
 }
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""The supported modules."""
 
 Read = Callable[[str], str | None]
 """The text of a model's file by its name; None if the model has no such file."""

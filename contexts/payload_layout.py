@@ -19,7 +19,6 @@ from stoker.errors import SerializationError
 Buffer = bytes | bytearray | memoryview
 
 PLAIN = b"\x80"
-"""The first byte of a payload that is a plain pickle."""
 _MAGIC, _VERSION, _ALIGN = b"B", 1, 64
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, number of buffers
 _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
@@ -76,7 +75,6 @@ def body_of(data: bytes) -> tuple[bytes, int]:
 
 
 LONGEST = 80
-"""Most characters of a short form."""
 _LONGEST_VALUE = 32
 _WIDTH = 2
 _DEPTH = 2

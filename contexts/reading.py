@@ -14,7 +14,6 @@ from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.language_model import CausalLM
 
 BATCH_TOKENS = 2048
-"""Tokens of one pass over texts, padding included."""
 
 
 def mean_hidden(

@@ -24,7 +24,6 @@ MOST_CELLS = 512
 """Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _SURE = 4
-"""Samples of a cell before outliers are detected."""
 _OUTLIER = 3.0
 """A step that takes longer than this multiple of its forecast was disturbed; it counts as this multiple."""
 
@@ -111,7 +110,6 @@ class StepTable:
 
     def __init__(self, cells: Iterable[StepCell] = ()) -> None:
         self._rows: dict[int, dict[int, StepCell]] = {}
-        """By the powers of two of tokens, then of length."""
         self._lines: dict[int, list[StepCell]] = {}
         self._order: list[int] = []
         self._count = 0
@@ -298,8 +296,6 @@ def power_of(value: float) -> int:
 
 
 def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
-    """Interpolate on the line through two points. Beyond the second it never falls; before the first it is at least
-    proportional."""
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])
@@ -324,7 +320,6 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 
 _LEAST = 1.0
-"""The least mean length of a batch."""
 _FAR = 65_536.0
 """Tokens beyond the last cell to which a line extends."""
 _ROUNDING = 1e-9

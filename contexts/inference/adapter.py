@@ -32,7 +32,6 @@ VLLM_OPTIONS = OWN_OPTIONS | {
     "json_schema", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
     "min_tokens",
 }  # fmt: skip
-"""Those that vLLM honours."""
 
 
 class OptionNotHonoured(ValueError):
@@ -48,9 +47,7 @@ class Finish(enum.Enum):
     """Why a request has ended."""
 
     STOP = "stop"
-    """The model ended its text, or a stop text came."""
     LENGTH = "length"
-    """It has written as many tokens as it was allowed."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -161,9 +158,7 @@ class InferenceEngine(Protocol):
     """One model, many requests. All methods are called by one thread."""
 
     name: str
-    """The name for people: `continuous`, `vllm`, `static`."""
     options: frozenset[str]
-    """The options of requests beyond the common ones that it honours."""
     chosen: str
     """Why this engine was chosen, for people."""
 

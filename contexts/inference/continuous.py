@@ -58,20 +58,16 @@ class StepsAhead:
         self._unread = self.graphs.launch(shape, lambda id: self._input(id, behind=0))
         return self._unread is not None
 
-    def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
+    def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
         """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape and
         the token of each request that still runs (-1: none can be drawn)."""
-        unread = self._unread
+        unread, self._unread = self._unread, None
         if unread is None:
             return None
-        self._unread = None
-        self._unread = self._follow(unread)
-        return self._tokens(unread)
-
-    def settle(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step without launching another."""
-        unread, self._unread = self._unread, None
-        return None if unread is None else self._tokens(unread)
+        if follow:
+            self._unread = self._follow(unread)
+        found = zip(unread.shape.requests, unread.tokens(), strict=True)
+        return unread.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
 
     @property
     def launched(self) -> bool:
@@ -105,10 +101,6 @@ class StepsAhead:
     def _input(self, id: int, *, behind: int) -> RowInput:
         writing = self._writing[id]
         return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
-
-    def _tokens(self, launched: LaunchedStep) -> tuple[StepShape, list[tuple[int, int]]]:
-        found = zip(launched.shape.requests, launched.tokens(), strict=True)
-        return launched.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
 
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
@@ -260,7 +252,7 @@ class ContinuousEngine:
         if self._ahead is None:
             return self._next_step()
         tokens, self._settled = self._settled, []
-        tokens += self._read_launched(self._ahead)
+        tokens += self._take_launched(self._ahead, follow=True)
         return tokens if self._ahead.launched else tokens + self._next_step()
 
     def _next_step(self) -> list[NewToken]:
@@ -344,22 +336,18 @@ class ContinuousEngine:
 
     # ---- steps that were launched as graphs
 
-    def _read_launched(self, ahead: StepsAhead) -> list[NewToken]:
-        began = time.perf_counter()
-        found = ahead.read()
-        return [] if found is None else self._take_launched(*found, began=began)
-
     def _settle(self) -> None:
-        began = time.perf_counter()
-        found = None if self._ahead is None else self._ahead.settle()
-        if found is not None:
+        """Read the launched step between two steps."""
+        if self._ahead is not None:
             with torch.inference_mode():
-                self._settled += self._take_launched(*found, began=began)
+                self._settled += self._take_launched(self._ahead, follow=False)
 
-    def _take_launched(self, shape: StepShape, found: list[tuple[int, int]], *, began: float) -> list[NewToken]:
+    def _take_launched(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
+        began = time.perf_counter()
+        shape, found = ahead.read(follow=follow) or (None, [])
         starts = tuple(self._batch.running[id].read for id, _ in found)
         new = [self._writing[id].take(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found]
-        if new:
+        if shape is not None and new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
             self._did(step, new)

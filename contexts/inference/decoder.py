@@ -30,7 +30,6 @@ class RowArray:
     def __init__(self, *, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self.tokens = tokens
         self.requests: list[int] = []
-        """The request of each row."""
         self._shape = (heads, tokens, size)
         self._options = {"dtype": dtype, "device": device}
         self.capacity = 0
@@ -59,7 +58,6 @@ class KVStore:
     def __init__(self, *, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self._make = {"layers": layers, "heads": heads, "size": size, "dtype": dtype, "device": device}
         self.token_bytes: int = 2 * layers * heads * size * dtype.itemsize
-        """Bytes of one token in one row."""
         self.arrays: dict[int, RowArray] = {}
         self._of: dict[int, RowArray] = {}
 

@@ -59,7 +59,6 @@ class Generation:
     ) -> None:
         self.request = request
         self.over = False
-        """True once its reader has seen its end."""
         self.stop = stop or CallStop()
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()

@@ -37,7 +37,6 @@ def multiplies_half() -> bool:
 
 
 _ROWS_EXPECTED = 64
-"""Rows for which the order is chosen."""
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:

@@ -37,7 +37,6 @@ class StepCollector:
 
     def __init__(self) -> None:
         self.known = StepModel()
-        """All that this process has measured."""
         self.paused = False
         """True while a profiler measures: it adds the result itself."""
         self.urgent = False
@@ -98,9 +97,6 @@ _FIRST_ID = 1 << 60
 
 
 class _Effort(msgspec.Struct, frozen=True):
-    """Repeats of each sample, longest prompt, exponent step between powers of two, and seconds for samples and for
-    workloads."""
-
     repeats: int
     longest: int
     stride: int
@@ -112,7 +108,6 @@ _FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, w
 _QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
 Told = Callable[[float, float], None]
-"""Takes the progress and its total, in any unit."""
 
 
 class EngineProfiler:
@@ -161,7 +156,6 @@ class EngineProfiler:
         self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
 
     def _prefill_samples(self) -> Iterator[StepSample]:
-        """Sample one prompt alone, one behind tokens that were read before, and several short ones together."""
         most = self.part or self._longest
         tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
         starts = [0, *powers_up_to(self._longest - 8, least=64)]
@@ -257,8 +251,6 @@ class EngineProfiler:
         return ids
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        """Read prompts until each has its first token; return the time of each step. The first `start` tokens of each
-        are kept."""
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []

@@ -180,12 +180,11 @@ class _Steps:
 log = logging.getLogger(__name__)
 
 PREFIX_LIMIT_BYTES = 512_000_000
-"""Device memory for kept prefixes."""
 _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
-"""Memory of a computing process in addition to weights and cache: libraries, activations."""
+"""Memory of a process in addition to weights and cache: libraries, activations."""
 LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
@@ -236,8 +235,6 @@ def _graphs(
 
 
 def _packs(model: Any) -> torch.dtype | None:
-    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice the
-    host's. A copy larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):

@@ -60,7 +60,6 @@ _ENVIRONMENT = {
 _ROWS = 256
 """Requests that run at once: as many as `vllm.LLM` runs on a CPU, and on most GPUs."""
 _UNDECLARED_FRACTION = 0.9
-"""Share of the free GPU memory, if the recipe declares none."""
 _PROCESS_BYTES = 500_000_000
 _LEAST_CACHE_BYTES = 64_000_000
 
