@@ -74,7 +74,7 @@ def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
     assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
 
 
-def test_nobody_waits_for_more_than_the_first_token_without_a_time_for_the_others() -> None:
+def test_without_a_tpot_only_the_first_token_is_due() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
     assert batch.due_at == 3.0
@@ -263,7 +263,7 @@ def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     assert "a row of 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 
 
-def test_what_the_cache_needs_at_its_peak_counts_each_request_at_least_with_the_mean() -> None:
+def test_peak_counts_each_request_at_least_with_the_mean() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=1000, page_tokens=10))
     batch.add(1, prompt=20, most=500)
     assert batch.peak_tokens(prompt=30, output=100) == 120 + 130

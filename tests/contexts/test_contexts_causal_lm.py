@@ -273,7 +273,7 @@ def test_a_completion_that_is_streamed_has_the_facts_of_the_whole_one(model: Any
     assert [one[0] for token in tokens for one in token.logprobs] == [one[0] for one in whole.logprobs]
 
 
-def test_a_completion_that_cannot_be_streamed_is_refused_before_its_first_token(model: Any) -> None:
+def test_a_refused_stream_raises_before_its_first_token(model: Any) -> None:
     assert 0 < model.longest < 9000
     with pytest.raises(ValueError, match="the model reads"):
         model.stream_completion("word " * 9000)
@@ -308,7 +308,7 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
         assert many.result(120)[0].startswith(text)
 
 
-def test_a_prompt_that_the_cache_has_no_room_for_is_refused_before_the_others_are_written(model: Any) -> None:
+def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     config = model.model.config
     head = config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.model.dtype.itemsize

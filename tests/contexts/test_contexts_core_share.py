@@ -60,7 +60,7 @@ def test_alone_it_computes_with_all_its_threads() -> None:
     assert set(Machine(4, cores=4).compute(times=20)) == {4}
 
 
-def test_beside_others_it_computes_with_as_many_threads_as_it_has_cores() -> None:
+def test_next_to_others_it_uses_as_many_threads_as_it_has_cores() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
     machine = Machine(4, cores=4)  # of others with as many threads as cores it has less, the fewer it has
@@ -87,7 +87,7 @@ def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
     assert machine.compute(times=8, others=0)[-1] == 4
 
 
-def test_it_tries_less_and_less_often_where_cores_only_seem_to_be_idle() -> None:
+def test_it_tries_less_often_where_cores_only_seem_idle() -> None:
     machine = Machine(2, cores=2)
     machine.compute(times=2, others=2)
     machine.seems_idle = lambda: 1.0 if torch.get_num_threads() == 1 else 0.0  # the others pause whenever this looks

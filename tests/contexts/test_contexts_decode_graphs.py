@@ -62,7 +62,7 @@ def test_greedy_tokens_come_from_replays() -> None:
     assert driver.engine.load().steps == driver.engine.load().decode_steps + 1
 
 
-def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None:
+def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
     driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     driver.run(steps=3)  # it reads the prompt, launches a step, launches another and reads the first

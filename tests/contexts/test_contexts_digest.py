@@ -407,7 +407,7 @@ def test_tensors_by_content() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_a_library_that_another_thread_is_importing_may_lack_its_classes(monkeypatch, name):
+def test_a_half_imported_library_may_lack_its_classes(monkeypatch, name):
     monkeypatch.setattr(user_code, "_known", {})  # what is found out of the bare module stays here
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

@@ -158,7 +158,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     assert engine.stopped
 
 
-def test_an_engine_hands_its_devices_on_before_it_writes_what_it_has_to_do() -> None:
+def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
     done = list[str]()
 
     class NotedTurns:

@@ -253,7 +253,7 @@ def test_a_request_that_fails_by_itself_costs_no_other(engine: CountingEngine, t
     assert [token.token for token in good.tokens()] == [5, 6]
 
 
-def test_who_holds_the_model_runs_jobs_in_place_and_is_told_what_cannot_be(thread: EngineThread) -> None:
+def test_the_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
     with thread.alone():
         assert thread.run(threading.current_thread) is threading.current_thread()
         with pytest.raises(StokerError, match="holds the model for itself"):
@@ -320,7 +320,7 @@ begun.wait(30)
 """
 
 
-def test_a_program_ends_when_an_engine_that_it_dropped_has_freed_its_model() -> None:
+def test_a_program_ends_after_a_dropped_engine_freed_its_model() -> None:
     """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     said = subprocess.run(

@@ -56,7 +56,7 @@ def test_lengths_are_multiples_of_a_step_and_the_longest(longest: int, step: int
     assert usual_lengths(longest, step=step) == expected
 
 
-def test_a_model_of_long_texts_has_no_more_lengths_than_one_of_short_ones() -> None:
+def test_a_model_of_long_texts_has_no_more_lengths() -> None:
     assert len(usual_lengths(512)) == 32
     assert len(usual_lengths(8192)) == 32
     assert len(usual_lengths(8194)) <= 33
@@ -205,7 +205,7 @@ def test_where_latency_rises_steadily_there_are_no_more_than_pay() -> None:
     assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
 
 
-def test_a_shorter_text_that_was_measured_slower_is_served_by_the_longer_runtime() -> None:
+def test_a_slower_shorter_runtime_is_not_chosen() -> None:
     noisy = [LengthProfile(64, 0.009), LengthProfile(128, 0.002), LengthProfile(256, 0.004)]
     assert choose_lengths(noisy).tokens == (128, 256)
 

@@ -63,7 +63,7 @@ ABSENT = importlib.util.find_spec("vllm") is None
 
 
 @pytest.mark.skipif(not ABSENT, reason="vLLM is installed here")
-def test_vllm_that_is_asked_for_and_not_installed_says_what_to_install() -> None:
+def test_missing_vllm_says_what_to_install() -> None:
     with pytest.raises(StokerError, match=r"vLLM is not installed here; pip install 'stoker\[vllm\]'"):
         loading.load_model("models/mine", engine="vllm")
     assert loading.why_vllm("auto", device="cuda:0") == ""

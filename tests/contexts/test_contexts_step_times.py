@@ -51,7 +51,7 @@ def test_prefill_of_whole_prompts_is_slinfers_line() -> None:
     assert model.prompt_s(24) == pytest.approx(0.09)
 
 
-def test_a_part_of_a_long_prompt_takes_longer_behind_what_was_read_before() -> None:
+def test_a_part_of_a_prompt_takes_longer_behind_others() -> None:
     def read_s(tokens: float, length: float) -> float:
         return 0.005 + 0.001 * tokens + 1e-6 * tokens * length
 
@@ -72,7 +72,7 @@ def test_a_stage_that_was_never_measured_is_not_guessed() -> None:
         model.step_s(prefill=True, tokens=1, length=1)
 
 
-def test_one_sample_is_enough_for_an_answer_and_more_tokens_take_longer() -> None:
+def test_one_sample_is_enough_for_an_answer() -> None:
     table = StepTable([StepCell(4, 64, 0.1)])
     assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
     assert table.seconds(8, 64) == pytest.approx(0.2)
@@ -106,7 +106,7 @@ def test_between_rising_samples_the_answer_rises(steps: list[float], one: float,
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=60),
     st.floats(0, 1e7), st.floats(0, 1e7),
 )  # fmt: skip
-def test_whatever_was_measured_the_answer_is_a_number_and_not_below_zero(samples, tokens, length):
+def test_the_answer_is_never_below_zero(samples, tokens, length):
     table = StepTable()
     for sample in samples:
         table.add(*sample)
