@@ -33,7 +33,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The order to one call to stop. One thread gives it; others check it and register how to wake them."""
+    """The order to one call to stop; its threads check it and register how to wake them."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -147,8 +147,7 @@ _running: dict[_SlotScope, None] = {}
 
 
 def device() -> str:
-    """Return the first device of this library as PyTorch names it: `cuda:0` or `cpu`. Also works outside of a
-    library."""
+    """Return the first device of this library as PyTorch names it: `cuda:0` or `cpu`."""
     return devices()[0]
 
 
@@ -209,7 +208,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint of this call's eviction, or `default` on a first start."""
+    """Return the checkpoint of this call's eviction, or `default`."""
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
@@ -241,7 +240,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """Return a folder on local disk that is cleared when this call ends."""
+    """Return a local folder that is cleared when this call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -257,13 +256,13 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object of this recipe, by its cache name; any other path unchanged."""
+    """Return the local path of an object by its cache name; any other path unchanged."""
     given = os.fspath(path)
     return Path((_library.objects.get(given) if _library is not None else None) or given)
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of this recipe's object at a path; empty for any other path."""
+    """Return the cache name of the object at a path, or an empty string."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
@@ -275,7 +274,7 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory of this library on each device; 0 if undeclared."""
+    """Return the declared memory on each device; 0 if undeclared."""
     return _library.device_memory_bytes if _library is not None else 0
 
 

@@ -44,7 +44,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def longest_row(self) -> int:
-        """Return the longest row that the cache has room for; 0 = unlimited."""
+        """Return the longest row that fits the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -92,7 +92,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1); infinity without a deadline."""
+        """When its next token is due (SLINFER eq. 1)."""
         if self.made and not self.tpot_s:
             return math.inf
         return self.first_due_at + self.made * self.tpot_s
@@ -104,7 +104,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens to read before it can write the next one; exactly 1 while it decodes."""
+        """Tokens to read before the next one; 1 while it decodes."""
         return self.length - self.read
 
     @property
@@ -114,7 +114,7 @@ class BatchedRequest(msgspec.Struct):
 
 
 def row_tokens(tokens: int) -> int:
-    """Return the length of the cache row for this many tokens: a power of two."""
+    """Return the length of a cache row: a power of two."""
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
@@ -143,13 +143,13 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """When the first token of the batch is due, without requests that wait for memory."""
+        """When the first token of the batch is due."""
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why no batch can hold such a request; empty if one can."""
+        """Return why such a request never fits; empty if it does."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -166,7 +166,7 @@ class RunningBatch:
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """Return the next step; None without requests. The caller confirms it with `did`."""
+        """Return the next step, which the caller confirms with `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -200,13 +200,13 @@ class RunningBatch:
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how often `next` gives this step in a row if no request comes, ends or leaves."""
+        """Return how often `next` gives this step if no request changes."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
 
     def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
-        """Note that a step was computed, `times` in a row. `ended` requests leave."""
+        """Note that a step was computed `times` times."""
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
             request.read += count + times - 1
@@ -230,7 +230,7 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Return the cache tokens that all requests and one more need if all peak at once (SLINFER eq. 2)."""
+        """Return the cache tokens if all requests and one more peak at once (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())

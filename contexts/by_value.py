@@ -63,7 +63,7 @@ _told: set[str] = set()
 
 
 class OpenHandle(pickle.PicklingError):
-    """Raised for a handle that would be pickled. `advice` says how to do without."""
+    """Raised for a handle that would be pickled."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -95,7 +95,7 @@ def _handle_error(value: Any) -> OpenHandle:
 
 
 def tell_of_finalizer(kind: type) -> None:
-    """Warn once of a user's class with a `__del__` whose objects are pickled."""
+    """Warn once of a user's class with a `__del__`."""
     name = kind.__qualname__
     if name not in _told:
         _told.add(name)
@@ -197,7 +197,7 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def class_reduction(kind: type) -> Any:
-    """Return how to rebuild a class by value, with its slots. Raises PicklingError."""
+    """Return how to rebuild a class by value. Raises PicklingError."""
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
             f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
@@ -248,7 +248,7 @@ def _reduce_new_type(value: Any) -> Any:
 def new_named(
     kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
 ) -> Any:
-    """Return a type variable or a NewType: the one with this id, if it exists."""
+    """Return the type variable or NewType with this id."""
     made = kind(*arguments, **options)
     for name, value in attributes.items():
         with contextlib.suppress(AttributeError):

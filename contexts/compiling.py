@@ -32,14 +32,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """A text's tokens, and for each the number of its text in a pair (empty where the model takes none)."""
+    """A text's tokens, and for each the number of its text in a pair, if any."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The shape of every batch of a runtime: tokens of each text, and number of texts."""
+    """The shape of a runtime's batches: tokens of a text, and texts."""
 
     length: int
     batch: int = 1
@@ -48,7 +48,7 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths. The first text fills free places."""
+    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -77,7 +77,7 @@ class _Had(NamedTuple, Generic[Made]):
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin."""
+    """Return the result of `compile`, or of a snapshot of this form, and its origin."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -168,7 +168,7 @@ def _alone(compile: Compile[Made]) -> Made:
 
 @contextlib.contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """Have the compiler keep its files in this folder during the block, and nowhere else."""
+    """Have the compiler keep its files in this folder during the block."""
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -229,11 +229,11 @@ class Compiler:
         self._thread = ThreadPoolExecutor(1, "compiled", initializer=torch.set_num_threads, initargs=(threads,))
 
     def run(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work` in the compiler's thread and return its result. Raises its errors."""
+        """Run `work` in the compiler's thread."""
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """Return the network compiled and run for inputs of this shape. Raises torch.compile's errors."""
+        """Return the network compiled and run for these inputs."""
 
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))
@@ -262,7 +262,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Compile a runtime if that is wanted. On failure it computes as it is, or ContextError is raised for True."""
+    """Compile a runtime if that is wanted. A failure raises ContextError for True alone."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -286,7 +286,7 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the device kind for compiled code: a GPU's name, or a CPU's instruction set."""
+    """Return a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

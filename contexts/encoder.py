@@ -171,7 +171,7 @@ class Family(msgspec.Struct, frozen=True):
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input of this length, the shortest first. Raises InputTooLongError."""
+        """Return the contexts for this input length, shortest first. Raises InputTooLongError."""
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
@@ -184,7 +184,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
-    """Make a family of contexts by the longest input of each, in tokens. `count` as in `Family`."""
+    """Make a family of contexts by their longest inputs in tokens."""
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
             raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")

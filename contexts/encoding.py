@@ -137,7 +137,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer on their device. Calls of several slots are computed together."""
+    """An encoder and its tokenizer. Calls of several slots are computed together."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class EncoderModel:
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """Return a runtime with this model's weights. Raises RecipeError for one longer than the model reads."""
+        """Return a runtime with this model's weights. Raises RecipeError if it is too long."""
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -226,7 +226,7 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds of one batch of a runtime, whose texts are a token shorter than it."""
+        """Return the seconds of one batch of a runtime."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -266,7 +266,7 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the embeddings as an array `[texts, width]`, and the number of tokens. Otherwise as `embed`."""
+        """Return the embeddings `[texts, width]` and the number of tokens; as `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:

@@ -52,14 +52,14 @@ def _plain_arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
-    """Return the loader of a recipe and its plain arguments; None if this process did not make the recipe."""
+    """Return a recipe's loader and its plain arguments, if this process made it."""
     known = _made.get(key)
     loader = known.loader() if known is not None else None
     return None if known is None or known.arguments is None or loader is None else (loader, known.arguments)
 
 
 def changed_since_made(key: str) -> str:
-    """Return the first name of a recipe's loader that was bound to another object since, or an empty string."""
+    """Return the first name of a recipe's loader that was rebound since, or an empty string."""
     known = _made.get(key)
     loader = known.loader() if known is not None else None
     return known.captured.changed(loader) if known is not None and loader is not None else ""
@@ -79,7 +79,7 @@ class RecipeFactory:
         functools.update_wrapper(self, loader)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
-        """Return the recipe of the loader with these arguments; nothing is loaded. Raises RecipeError."""
+        """Return the recipe with these arguments; nothing is loaded. Raises RecipeError."""
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
@@ -87,11 +87,11 @@ class RecipeFactory:
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes are called `<name>-<first digits of the key>`. The key does not change."""
+        """Return a factory whose recipes have this name; the key does not change."""
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this process, to try it out without a session."""
+        """Run the loader in this process, to try it out."""
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe given as `context=`; for anything else RecipeError names the mistake."""
+    """Return the recipe given as `context=`; else RecipeError names the mistake."""
     if isinstance(value, Recipe):
         return value
     if isinstance(value, RecipeFactory):
@@ -204,7 +204,7 @@ def as_recipe(value: Any) -> Recipe:
 def make_recipe(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
-    """Make the recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
+    """Make a recipe; `name` is for people. Raises RecipeError."""
     shown = name
     name, signature = _name_of(loader), _signature(loader)
     try:
@@ -257,7 +257,7 @@ def make_recipe(
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError for a context among a loader's arguments: it would arrive as a recipe, not loaded."""
+    """Raise RecipeError for a context: it would arrive as a recipe, not loaded."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
@@ -293,8 +293,7 @@ def _check_returns(loader: Loader) -> None:
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
-    """Return the arguments with ObjectPath for each path in `files`, their objects, and the relative paths among
-    `files`."""
+    """Return the arguments with an ObjectPath for each path in `files`, the objects, and the relative paths."""
     if not files:
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
@@ -343,7 +342,6 @@ def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """Return an argument for the digest: an object counts by its name alone."""
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):

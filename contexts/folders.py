@@ -28,7 +28,7 @@ def state_folder() -> Path:
 
 
 def snapshot_folder() -> Path:
-    """Return the folder of model snapshots: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
+    """Return the folder of model snapshots."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
 
@@ -56,7 +56,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` with this process's umask; None if it does not exist or its name cannot travel."""
+    """Return the folder at `path` with this process's umask; None if its name cannot travel."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -67,7 +67,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if this process sees the program's folder, and not another folder, at its path."""
+    """True if this process sees the program's folder at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:
@@ -80,7 +80,7 @@ def is_seen_here(folder: ProgramFolder) -> bool:
 
 
 def umask_now() -> int:
-    """Return the umask of this process. It is read, not set and set back: other threads may make files."""
+    """Return the umask without setting it: other threads may make files."""
     try:
         with open("/proc/thread-self/status") as file:
             for line in file:

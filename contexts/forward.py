@@ -40,7 +40,7 @@ class Prefix(Generic[KV]):
 
 
 class PrefixCache(Generic[KV]):
-    """The shared and recent prefixes of one model; `cut` cuts the KV. Not for several threads at once."""
+    """The shared and recent prefixes of one model. Not for several threads at once."""
 
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
@@ -61,7 +61,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length, at most that of the shortest row less 1."""
+        """Return the longest kept prefix of all rows, and its length, below that of every row."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -91,7 +91,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt for a while: the next may begin like it."""
+        """Keep a whole prompt for a while."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim()
@@ -126,7 +126,7 @@ class PrefixCache(Generic[KV]):
 
 
 def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    """Return the number of first items that two tuples share, at most `most`."""
+    """Return the number of first items that two tuples share."""
     high = min(len(one), len(other), most)
     if high <= 0:
         return 0
@@ -265,7 +265,7 @@ class ModelRunner:
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _takes_trees(self, ids: Ids) -> bool:
-        """True if the model gives tails side by side the same logits as tails alone."""
+        """True if tails side by side get the same logits as tails alone."""
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
@@ -337,7 +337,7 @@ def _fill(items: list[int], width: int) -> list[int]:
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
-    """Return the tokens that all rows begin with, at least one token short of the shortest row."""
+    """Return the tokens that all rows begin with, shorter than every row."""
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_length(first, row, most=length)
@@ -373,7 +373,7 @@ def go_on() -> None:
 
 
 class TailScorer(Protocol):
-    """Scores tokens after prompts, between two steps of the engine, in the engine's thread."""
+    """Scores tokens after prompts, in the engine's thread."""
 
     def score(
         self,

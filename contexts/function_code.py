@@ -41,7 +41,7 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def attribute_names(code: types.CodeType) -> frozenset[str]:
-    """Return names that code looks up, as attributes or otherwise, nested code included."""
+    """Return names that code looks up, nested code included."""
     return frozenset(code.co_names) | _nested(code, attribute_names)
 
 
@@ -55,7 +55,7 @@ def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
 
 
 class Import(NamedTuple):
-    """One import statement: `from ..module import names` has level 2; `import module` has level 0 and no names."""
+    """One import statement; `import module` has level 0 and no names."""
 
     level: int
     module: str
@@ -80,7 +80,7 @@ def imported_names(code: types.CodeType) -> frozenset[str]:
 
 
 def asks_where_it_lies(code: types.CodeType) -> bool:
-    """True if code may read files next to it: then the same code in another folder differs."""
+    """True if code may read files next to it."""
     if not _PLACE.isdisjoint(global_names(code)):
         return True
     return any(
@@ -101,7 +101,7 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function that runs in the end: under partials, and the `__call__` of an object."""
+    """Return the function under partials and `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -115,7 +115,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """Return in words how a function returns a generator or a context manager; empty if it does not."""
+    """Return in words how a function yields; empty if it does not."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -145,7 +145,7 @@ class SourceLines:
 
 
 def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]:
-    """Return the known source lines of these functions, by file name and number of the first line."""
+    """Return the known source lines of these functions, by file and first line."""
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
@@ -203,7 +203,7 @@ _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__
 
 
 class Captured:
-    """The objects that a function's names refer to. `mutable`: the names of those that may change in place."""
+    """The objects that a function's names refer to. `mutable` may change in place."""
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
@@ -236,7 +236,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self, function: Any) -> str:
-        """Return the first name that is bound to another object now, or an empty string."""
+        """Return the first name that was rebound, or an empty string."""
         name = self._own.changed(function) if self._own is not None else ""
         if name or not self._helpers:
             return name

@@ -38,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """`compute(kind, rows)` returns a result for each row; only rows of one kind join. `length`: of a row in tokens."""
+    """`compute(kind, rows)` returns a result for each row of one kind. `length`: of a row in tokens."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -53,8 +53,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """Return the results of these rows, in order. Raises errors of computing them, and Evicted if the call is
-        stopped."""
+        """Return the results of these rows. Raises their errors, and Evicted if the call is stopped."""
         if not rows:
             return []
         stop = ambient.call_stop()

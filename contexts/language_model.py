@@ -42,7 +42,7 @@ _SCORED_AT_ONCE = 8
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine that reads the model's weights itself and scores with them: vLLM."""
+    """An engine with weights of its own that scores labels too: vLLM."""
 
     prompts: PromptReader
 
@@ -56,7 +56,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class CausalLM:
-    """A language model and its tokenizer on their device. Calls of several slots join one batch."""
+    """A language model and its tokenizer. Calls of several slots join one batch."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CausalLM:
 
     @property
     def longest(self) -> int:
-        """Most tokens that it reads, with those that it writes; 0 if unknown."""
+        """Most tokens that it reads and writes; 0 if unknown."""
         return self._prompts.longest
 
     @property
@@ -126,14 +126,14 @@ class CausalLM:
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
-        """Return how many calls at once the model serves within this device memory (0 = not limited)."""
+        """Return how many calls fit this device memory (0 = not limited)."""
         with self._thread.hold() as engine:
             if device_memory_bytes:
                 self._limit(engine, device_memory_bytes, accepted=True)
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold at most this much device memory from now on, weights included. Raises ValueError if it cannot."""
+        """Hold at most this much device memory, weights included. Raises ValueError."""
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
 
@@ -156,7 +156,7 @@ class CausalLM:
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
-        """Return the engine's step times since the last call; with `urgent` only if a profiler has measured."""
+        """Return the step times since the last call; with `urgent` only a profiler's."""
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def times_are_taken(self, *, timeout_s: float) -> bool:
@@ -164,8 +164,7 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times and their error; calls of other slots wait. Raises RuntimeError while
-        requests run."""
+        """Measure the engine's step times. Raises RuntimeError while requests run."""
         with self._thread.hold() as engine:
             load = engine.load()
             if load.running or load.waiting:
@@ -183,7 +182,7 @@ class CausalLM:
         return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
-        """Return the device memory of the model and the cache of its batch."""
+        """Return the device memory of the model and its cache."""
         with self._thread.hold() as engine:
             return engine.memory()
 
@@ -221,7 +220,7 @@ class CausalLM:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Give the caller the model alone, without gradients, in a `with` block. Raises StokerError with vLLM."""
+        """Give the caller the model alone, without gradients. Raises StokerError with vLLM."""
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner

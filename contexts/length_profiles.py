@@ -33,7 +33,7 @@ LEAST_GAIN = 0.05
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length: tokens, seconds for a text of it, and the expected texts between the length before and it."""
+    """A profiled length, its seconds, and the expected texts that need it."""
 
     tokens: int
     seconds: float
@@ -41,7 +41,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Rising lengths; the mean latency of the expected texts with them, and with the longest alone."""
+    """Rising lengths; mean latency of the texts with them, and with the longest alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -57,7 +57,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
 
 def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIMES) -> RuntimeLengths:
-    """Return the lengths that pay, the longest always among them. Raises ValueError for an unusable profile."""
+    """Return the lengths that pay, with the longest. Raises ValueError."""
     if not profile or any(a.tokens >= b.tokens for a, b in pairwise(profile)):
         raise ValueError("lengths of a profile rise, and there is at least one")
     texts = sum(each.texts for each in profile)
@@ -80,8 +80,6 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
 def _best_of_each_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Return for each number of runtimes the least sum of latencies, and the places of the lengths (dynamic programming
-    over the longest length so far)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -110,7 +108,7 @@ _USUAL_LONGEST = 512
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median and median absolute deviation of the seconds of a text that was padded to `tokens`."""
+    """Median seconds of a text that was padded to `tokens`, and their deviation."""
 
     tokens: int
     seconds: float
@@ -174,7 +172,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of the model at `path` for this device kind. Returns the file."""
+    """Keep the profile of the model at `path`. Returns the file."""
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,7 +185,7 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """Return the last profile of the model at `path` with these options, or None."""
+    """Return the last profile of the model with these options, or None."""
     model = _digest(path)
     found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)

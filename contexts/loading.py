@@ -29,7 +29,7 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath:
-    """Stands for the path of an object in a recipe's pickled arguments. `as_path`: the loader wants a `Path`."""
+    """Stands for the path of an object in pickled arguments."""
 
     __slots__ = ("as_path", "name")
 
@@ -106,8 +106,7 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports or refers to, then `module:attribute`; neither the user's own nor
-    standard ones."""
+    """Return installed modules that a loader imports or refers to, then `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -149,7 +148,7 @@ _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Reads the log of `huggingface_hub`. `unreachable` is the first record that says that the hub is unreachable."""
+    """Reads the log of `huggingface_hub`; `unreachable` is the first record that says so."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -171,7 +170,7 @@ class HubWatch(logging.Handler):
         self._files.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Set the hub offline if a record says that it cannot be reached."""
+        """Set the hub offline if it cannot be reached."""
         text = record.getMessage()
         constants = _constants()
         if self.unreachable or constants is None:
@@ -185,7 +184,7 @@ class HubWatch(logging.Handler):
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return the remedy for a loader's error that an unreachable hub may have caused; else empty."""
+        """Return the remedy for an error of an unreachable hub; else empty."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: a file (one entry without a name), or a folder (everything below it, sorted by name)."""
+    """A whole object: one entry without a name, or everything below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -64,7 +64,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One part of one file: `entry` counts the manifest's entries; `offset` and `size_bytes` are in the file."""
+    """One part of one file of the manifest's entries."""
 
     entry: int
     offset: int
@@ -110,12 +110,12 @@ def name_of(data: bytes, *, suffix: str = "") -> str:
 
 
 def proves(name: str, data: bytes) -> bool:
-    """True if these bytes are the manifest of the object with this name."""
+    """True if these bytes are the manifest of this object."""
     return name.partition(".")[0] == name_of(data)
 
 
 def read_manifest(name: str, data: bytes) -> Manifest:
-    """Return the manifest of the object of that name. Raises ValueError for other bytes."""
+    """Return the object's manifest. Raises ValueError for other bytes."""
     if not proves(name, data):
         raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
     return decode(data)

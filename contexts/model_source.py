@@ -19,7 +19,7 @@ from stoker.errors import RecipeError
 
 
 class CallableModule(types.ModuleType):
-    """A module that is called as the function of its name: Python puts whichever was imported last into the package."""
+    """A module that is called as its function: Python may put either into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function of its name."""
@@ -53,7 +53,7 @@ def model_source(path: str) -> tuple[str, bool]:
 
 
 def architectures(source: str) -> tuple[str, ...]:
-    """Return the names of a model folder's classes in Transformers; none if its config.json has none."""
+    """Return the names of a model folder's classes in Transformers."""
     named = _json_file(source, "config.json").get("architectures")
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
@@ -68,7 +68,7 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the class of a model folder that is surely an encoder and writes no text; empty for others."""
+    """Return the class of a folder that is surely an encoder, or an empty string."""
     names = architectures(source)
     bare = {f"{name}Model" for name in _ENCODERS}
     return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
@@ -87,7 +87,7 @@ _MOST = 1 << 24
 
 
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model in the folder `source`, with its cache; unchanged if its size is unknown."""
+    """Return the needs of a model with its cache, if its size is known."""
     config = _json_file(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
@@ -129,7 +129,7 @@ class TokenCounter:
         self._tokenizer: Any = None
 
     def __call__(self, given: Any) -> int:
-        """Return the tokens of a call's input. Raises RecipeError for other values, and for an unreadable tokenizer."""
+        """Return the tokens of a call's input. Raises RecipeError."""
         if isinstance(given, list):
             return max(map(self._count, given), default=0)
         return self._count(given)
@@ -149,7 +149,7 @@ class TokenCounter:
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
-    """Return a `TokenCounter` for the model at `path`, a folder or a name on the hub."""
+    """Return a `TokenCounter` for a folder or a hub name."""
     return TokenCounter(str(path), most=most)
 
 
@@ -204,7 +204,7 @@ class SentenceFacts(msgspec.Struct, frozen=True):
 
 
 def sentence_facts(read: Read) -> SentenceFacts:
-    """Return the facts of a model whose files `read` reads. A model without such files pools by the mean."""
+    """Return the facts of a model whose files `read` reads."""
     modules = _object(read("modules.json"), list)
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
     other = [name for name in types if name not in _MODULES]
@@ -272,7 +272,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def longest_of_folder(folder: str) -> int:
-    """Return `longest_text` of the model in a folder; 0 for a name on the model hub."""
+    """Return `longest_text` of the model in a folder; 0 for a hub name."""
     config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),

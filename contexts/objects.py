@@ -85,12 +85,12 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
 
 
 def is_object_name(name: str) -> bool:
-    """True if `name` has the form of a cache name, which is safe as a file name."""
+    """True if `name` has the form of a cache name."""
     return _NAME.fullmatch(name) is not None
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """True if the file or folder at `path` has the content of `ref`. Reads all of it."""
+    """True if the file or folder has the content of `ref`. Reads all of it."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_manifest(Path(path), nothing)))
@@ -299,7 +299,7 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the published object of this name, with its source; None without one."""
+        """Return the published object of this name, or None."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

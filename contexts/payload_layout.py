@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
-    """Return a payload with buffers, in pieces: a head with a table, then the pickle and each buffer."""
+    """Return a payload in pieces: a head with a table, the pickle, each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
     for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
@@ -61,7 +61,7 @@ def _part(part: memoryview, *, writable: bool) -> Buffer:
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:
-    """Return the pickle within a payload, and its number of out-of-band buffers. Raises SerializationError."""
+    """Return the pickle within a payload, and its number of buffers. Raises SerializationError."""
     if data[:1] == PLAIN:
         return data, 0
     try:
@@ -82,7 +82,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return `(3, name='x')`, at most `LONGEST` characters. `names`: the parameters of `args`, in order."""
+    """Return `(3, name='x')` in short. `names`: the parameters of `args`."""
     secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
     parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
     parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
@@ -95,7 +95,7 @@ _OF_MONITORING = "_parsl_monitoring_"
 
 
 def short_payload(payload: bytes) -> str:
-    """Return the short form of a call's pickled `(args, kwargs)`; empty if it cannot be read."""
+    """Return the short form of pickled `(args, kwargs)`; empty if unreadable."""
     try:
         args, kwargs = _read(payload)
         shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}

@@ -87,12 +87,12 @@ _WIDTH = 64
 
 
 def plain_bytes(value: Any) -> bytes | None:
-    """Return the bytes of a small value of builtin types, for which plain pickle suffices; None for any other."""
+    """Return the bytes of a small value of builtin types; None for any other."""
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. Raises SerializationError, naming `what` and the part that can't be pickled."""
+    """Return the bytes of a value. SerializationError names `what` and the part that can't be pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     return _joined(dump_parts(value, what=what), {}, {})
@@ -205,7 +205,7 @@ def _seen_user_code(value: Any) -> bool:
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in a library: the traceback there, as text."""
+    """The traceback of an exception in a library, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -252,8 +252,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """Make the exception again by its class if that restores its message: tblib has exceptions unpickled without
-    `__init__`."""
+    """Make it again by its class if that restores its message: tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error

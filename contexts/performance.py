@@ -139,7 +139,7 @@ DELETE FROM {table} WHERE source = ? AND id <= (
 
 
 class DeviceSet(msgspec.Struct, frozen=True):
-    """The devices of a pilot: their kind, their number, and the memory of each in bytes."""
+    """The devices of a pilot; `memory_bytes` is of each."""
 
     kind: str
     count: int
@@ -147,7 +147,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A block that came: seconds in the queue, and from the start of its job until its first pilot connected."""
+    """A block that came: seconds in the queue, and until its first pilot connected."""
 
     wait_s: float
     boot_s: float
@@ -155,7 +155,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """The seconds of a pilot's stay. `ended` is the value of a `PilotEnd`, `why` that of the `LossReason` or empty."""
+    """The seconds of a pilot's stay, its `PilotEnd` and its `LossReason`."""
 
     stay_s: float
     ended: str
@@ -163,7 +163,7 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 class PilotCount(msgspec.Struct, frozen=True):
-    """From `at` (seconds since the epoch) on, a session had this number of pilots."""
+    """From `at` on, a session had this number of pilots."""
 
     at: float
     session: str
@@ -185,7 +185,7 @@ class Availability(msgspec.Struct, frozen=True):
 
 
 class AvailabilityStore:
-    """The history of sources, in one file. No method raises because of a disk."""
+    """The history of sources, in one file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
@@ -310,7 +310,7 @@ ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):
-    """A quantity that was measured `count` times. Its unit is that of the field that holds it."""
+    """A quantity that was measured `count` times."""
 
     mean: float = 0.0
     sd: float = 0.0
@@ -340,7 +340,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe on which calls of a function were measured: by device kind, when last (seconds since the epoch)."""
+    """A recipe on which calls of a function were measured, and when last."""
 
     recipe: str
     kinds: tuple[str, ...]
@@ -365,7 +365,7 @@ class PerformanceStore:
         device_bytes: int = 0,
         slots: int = 0,
     ) -> None:
-        """Record one load of a recipe on a device of this kind. A 0 other than `load_s` was not measured."""
+        """Record one load of a recipe; a 0 was not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
         known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
@@ -374,18 +374,18 @@ class PerformanceStore:
     def record_runs(
         self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1, items: float = 1.0
     ) -> None:
-        """Record calls of a function, in seconds: each time is the mean of `calls` calls of `items` items."""
+        """Record calls of a function: each time is the mean of `calls` calls of `items` items."""
         more = [("calls", float(calls))] if calls > 1 else []
         more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds for a unit of work of a call that `size` libraries ran together."""
+        """Record the seconds for a unit of work of `size` libraries together."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
-        """Record the times of steps of a recipe's engine on a device of this kind."""
+        """Record the times of steps of a recipe's engine."""
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
@@ -403,7 +403,7 @@ class PerformanceStore:
         return {kind: _estimate(facts) for kind, facts in found.items()}
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Return the recipes on which calls of a function (its key or name) were measured, the latest first."""
+        """Return the recipes on which a function was measured, the latest first."""
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
@@ -423,7 +423,7 @@ class PerformanceStore:
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
-        """Return the mean number of items in measured calls of a function; 1 if none were packed."""
+        """Return the mean number of items in measured calls of a function."""
         rows = self._file.read(
             "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
             " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",

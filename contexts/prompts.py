@@ -65,7 +65,7 @@ AT_ONCE = 256
 
 
 class PromptReader:
-    """A tokenizer, the tokens that end a text, and the most tokens that the model reads (0 = unknown)."""
+    """A tokenizer, its end tokens, and the most tokens that the model reads (0 = unknown)."""
 
     def __init__(self, tokenizer: Any, *, ends: frozenset[int], longest: int) -> None:
         self.tokenizer = tokenizer
@@ -77,13 +77,13 @@ class PromptReader:
         return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation in the model's own chat format (`CausalLM.chat_prompt`)."""
+        """Return the prompt of a conversation (`CausalLM.chat_prompt`)."""
         if not getattr(self.tokenizer, "chat_template", None):
             return "\n\n".join(message["content"] for message in messages)
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        """Return each prompt's tokens, after `prefix`. Raises ValueError for anything but a list of prompts."""
+        """Return each prompt's tokens, after `prefix`. Raises ValueError."""
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
         if batch_size < 0:
@@ -95,7 +95,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return token ids of texts; the tokenizer's first token is added unless the text begins with it."""
+        """Return token ids; the first token is added unless all texts begin with it."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -112,12 +112,11 @@ class PromptReader:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
-        """Return one token as text, special or not; a TokenText where it is part of a character."""
+        """Return one token as text, or a TokenText."""
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return each label's tokens after each prompt: as the two are written together, if the prompt's tokens
-        stay."""
+        """Return each label's tokens after each prompt, as they are written together."""
         alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
         together = self.encode([prompt + label for prompt in prompts for label in labels])
         found: list[list[Ids]] = []
@@ -141,7 +140,7 @@ class PromptReader:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a text: those of the model's generation config, else the tokenizer's own."""
+    """Return the tokens that end a text: the model's, else the tokenizer's."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

@@ -35,7 +35,7 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer. `weights` says how its weights came to a GPU, for people."""
+    """A model and its tokenizer; `weights` says how the weights came to a GPU."""
 
     model: Any
     tokenizer: Any
@@ -43,8 +43,7 @@ class LoadedParts(NamedTuple):
 
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
-    """Load the model at `path` and its tokenizer, through a snapshot where that is faster; return them and their
-    origin."""
+    """Load the model and its tokenizer, through a snapshot if that is faster; return its origin too."""
     if snapshot and _worth_it(path):
         return _through_snapshot(path, dtype=dtype, device=device, name=name)
     return _read(path, dtype=dtype, device=device), "as it is"
@@ -68,13 +67,13 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
-    """Return the place of a snapshot of the object `name` in this dtype."""
+    """Return the place of the snapshot of an object in this dtype."""
     kind, _, digest = name.partition(".")[0].partition("-")
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
 
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
-    """Save the result of `load` as a snapshot at `place`, as `make_folder` does."""
+    """Save the result of `load` at `place`, as `make_folder` does."""
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
@@ -112,7 +111,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def set_aside(place: Path) -> Path:
-    """Move an unusable snapshot away, as far as the disk allows it. Return its new place."""
+    """Move an unusable snapshot away. Return its new place."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)
@@ -155,7 +154,7 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
 
 
 def made_s_of(place: Path) -> float | None:
-    """Return the seconds that the snapshot at `place` took to make; None without one."""
+    """Return the seconds that the snapshot at `place` took; None without one."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
@@ -196,8 +195,7 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Set the special tokens of a GGUF file from its configuration: Transformers 5.17 gives SmolLM2's tokenizer a wrong
-    end token."""
+    """Transformers 5.17 gives SmolLM2's tokenizer a wrong end token for a GGUF file."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

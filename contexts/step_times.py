@@ -57,7 +57,7 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepError(msgspec.Struct, frozen=True, array_like=True):
-    """The mean of |actual - expected| / actual over `count` samples that the table had not used."""
+    """The mean relative error over samples that the table had not used."""
 
     mean: float = 0.0
     count: int = 0
@@ -71,7 +71,7 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Step times of one model on one kind of device, in the form that is sent and kept."""
+    """Step times of one model on one device kind, to send and to keep."""
 
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
@@ -131,7 +131,7 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        """Return the seconds of such a step. Raises LookupError for a table without samples."""
+        """Return the seconds of such a step. Raises LookupError."""
         if not self._rows:
             raise LookupError("no step has been measured")
         order = self._order
@@ -226,11 +226,11 @@ class StepModel:
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """Return the seconds of a step. Raises LookupError without samples of its stage."""
+        """Return the seconds of a step. Raises LookupError."""
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """Return the seconds to read a prompt, at most `part` tokens a step (0 = any number)."""
+        """Return the seconds to read a prompt in parts (0 = whole)."""
         part, total = part or tokens, 0.0
         for start in range(0, tokens, part):
             count = min(part, tokens - start)
@@ -238,7 +238,7 @@ class StepModel:
         return total
 
     def count_error(self, deviation: float, *, prefill: bool) -> None:
-        """Count the error of the table for a sample that it had not used."""
+        """Count the error for an unused sample."""
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
@@ -269,13 +269,13 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_up_to(most: int, *, least: int = 1) -> list[int]:
-    """Return the powers of two from the first that is at least `least`, and `most` itself."""
+    """Return the powers of two from `least` on, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens that each token attends to, for reads of (first place, tokens)."""
+    """Return the mean number of tokens attended to, for reads of (first place, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -310,7 +310,7 @@ def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[Step
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """A profiler's result: the times, `left_out` samples without memory or time, and the seconds it took."""
+    """A profiler's result; `left_out` samples had no memory or time."""
 
     times: StepTimes
     engine: str
@@ -340,8 +340,7 @@ class StepSeconds:
         """By batch size: the seconds at each of the lengths, and the slope from there on; None where it is no line."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds of a step that reads this many prompt tokens, each attending to `length`. Raises
-        LookupError."""
+        """Return the seconds of a step that reads prompt tokens. Raises LookupError."""
         known = self._prefills.get((tokens, length))
         if known is None:
             known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)

@@ -121,7 +121,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
 
 
 class WeightStream:
-    """The weights on their way to a device. No thread or pinned buffer outlives its `with` block."""
+    """The weights on their way to a device, in a `with` block."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread and the CUDA stream on which they are copied; without CUDA, plain buffers."""
+    """Two buffers of one thread and the CUDA stream on which they are copied."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -284,14 +284,14 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Note that all copies from the current buffer are queued; the other buffer is next."""
+        """Note that all copies from the current buffer are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
         self._turn = (self._turn + 1) % _BUFFERS
 
     def scratch(self) -> torch.Tensor:
-        """Return memory on the device of a buffer's size, for weights that are converted there."""
+        """Return memory on the device for weights that are converted there."""
         if self._scratch is None:
             self._scratch = torch.empty(self._buffer_bytes, dtype=torch.uint8, device=self._device)
         return self._scratch
@@ -307,7 +307,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from the byte `start` of the file on. Raises OSError where the file ends first."""
+    """Fill `into` from the byte `start` on. Raises OSError where the file ends."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -341,7 +341,7 @@ class StreamedWeights:
     """The weights of a model, streamed from the start of its `with` block; or the reason why not."""
 
     def __init__(self, place: str, *, dtype: Any, device: str, **more: Any) -> None:
-        """Prepare to load the model at `place`, a folder or a hub name; `more` is for `from_pretrained`."""
+        """Prepare to load the model at `place`; `more` is for `from_pretrained`."""
         self._place = place
         self._dtype = dtype
         self._device = device
@@ -365,7 +365,7 @@ class StreamedWeights:
         self._scope.close()
 
     def model(self, kind: Any) -> Any:
-        """Return the model; `kind` is an Auto class of Transformers. Raises Transformers' errors."""
+        """Return the model of an Auto class of Transformers. Raises its errors."""
         if self._stream is not None:
             try:
                 model = self._around_stream(kind, self._stream)
@@ -429,7 +429,7 @@ class StreamedWeights:
 
 
 def streams_to(device: str) -> bool:
-    """True for a device to which weights are streamed; on a CPU a mapped file is faster than any copy."""
+    """True for a GPU: a CPU maps the file faster."""
     return device.startswith("cuda")
 
 

@@ -21,8 +21,7 @@ character is a `prompts.TokenText`."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A model's text after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
-    `max_new_tokens`)."""
+    """A model's text after a prompt. `finish_reason` is `stop`, or `length` if it was cut."""
 
     text: str
     finish_reason: str
@@ -32,7 +31,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """One new token of a streamed completion. `text` may be empty: a character may take several tokens."""
+    """One new token of a streamed completion. `text` may be empty."""
 
     text: str
     finish_reason: str = ""
@@ -40,7 +39,7 @@ class CompletionToken(msgspec.Struct, frozen=True):
 
 
 class TextWriter:
-    """Writes texts with the engine of `thread`; several threads may use it. `CausalLM` explains the methods."""
+    """Writes texts with the engine of `thread`, for several threads."""
 
     def __init__(self, thread: EngineThread, prompts: PromptReader) -> None:
         self._thread = thread
@@ -156,8 +155,7 @@ class TextWriter:
 
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: all by length with `all_sorted`, else the longest first, so that an engine
-    refuses it before other texts are written."""
+    """Return the order of submission: the longest first, so that it is refused before others are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

@@ -20,7 +20,7 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return one sentence: the part that could not be pickled, its place, the reason, and the remedy."""
+    """Return a sentence on the part that could not be pickled, the reason, and the remedy."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # looking for the reason must not hide that there is one
@@ -39,8 +39,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """Return the kind of a future: of this program (`concurrent.futures`, Parsl) or of asyncio; else empty. Imports
-    neither."""
+    """Return the kind of a future, or an empty string. Imports neither library."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
@@ -65,7 +64,6 @@ def _of_future(path: str, kind: str, *, what: str) -> str:
 
 
 def _of_handle(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
-    """Return the sentence for an open file. `is_itself`: the handle is at `path`, else inside the object there."""
     verb = "is" if is_itself else "holds"
     if what in _FROM_LIBRARY:
         place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"
@@ -159,7 +157,6 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _tidy(path: str, value: Any, *, what: str) -> str:
-    """Rewrite `[0][1].lock` of `(args, kwargs)` as `argument 1, .lock`."""
     calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")

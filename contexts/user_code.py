@@ -33,7 +33,7 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if the module `name` (dotted) belongs to the environment. `__main__` and unknown modules do not."""
+    """True if a module belongs to the environment; not `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
@@ -64,7 +64,7 @@ def _lies_in_environment(file: str) -> bool:
 
 
 class ModuleSource(NamedTuple):
-    """The source of a module: a file, or for a package without `__init__.py` its folder."""
+    """The source of a module: a file, or the folder of a package without `__init__.py`."""
 
     file: str
     is_package: bool
@@ -76,8 +76,7 @@ _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of the user's own module `name`, imported or not; None for any other module. Imports
-    nothing."""
+    """Return the source of the user's own module; None for any other. Imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -125,7 +124,7 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked(top: str) -> bool:
-    """True if a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
+    """True if a top-level module is an editable install (`pip install -e`)."""
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
     known = _linked.get(top)
@@ -139,7 +138,7 @@ def is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a top-level package, or the file of a module, imported or not; None if not found."""
+    """Return the folder of a package, or the file of a module; None if not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -148,7 +147,7 @@ def place_of(top: str) -> str | None:
 
 
 def version_of(name: str) -> str:
-    """Return the version of the distribution of `name`'s top-level module, or an empty string."""
+    """Return the version of a module's distribution, or an empty string."""
     return _version(name.partition(".")[0])
 
 
@@ -161,7 +160,7 @@ def lookup(home: str, name: str) -> Any:
 
 
 def kind_name(kind: type) -> str:
-    """Return a type's name with its module, unless it is a builtin one."""
+    """Return a type's name with its module, unless it is builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -205,8 +204,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Return folders of the search path into which pip has put packages (`pip install --target`), with the recorded
-    files."""
+    """Yield folders outside the environment into which pip has put packages, with the recorded files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)

@@ -107,7 +107,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
-    """Compile a module's source without running it; None for a compiled extension or a missing file."""
+    """Compile a module's source; None for an extension or a missing file."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
 
@@ -166,7 +166,7 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
 
 
 def package_around(function: types.FunctionType) -> str:
-    """Return the package from which a function's relative imports start; empty for a program or a plain module."""
+    """Return the package of a function's relative imports, or an empty string."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
@@ -184,7 +184,7 @@ _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """Return a digest of names, sizes and times of all source files of the linked package of `name`; else empty."""
+    """Return a digest of the source files' stats of a linked package; else empty."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -196,7 +196,7 @@ def stamp_of(name: str) -> str:
 
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the stamps of all linked packages that this process has imported or that `names` lists."""
+    """Return the stamps of all linked packages that are imported or listed."""
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
     return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
@@ -228,7 +228,7 @@ def _source_files(place: str) -> list[str]:
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the `stamps` of its linked packages; `enter()` before it runs."""
+    """The modules of one function or loader, and the `stamps` of its linked packages."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -251,7 +251,7 @@ class CarriedModules:
         return both
 
     def enter_for_good(self) -> None:
-        """Enter the modules of a context's loader, for as long as the process lives."""
+        """Enter the modules of a context's loader for good."""
         self.enter()
         _finder.context = self
 
@@ -317,12 +317,12 @@ _imported_at: dict[str, str] = {}
 
 
 def count_replaced() -> int:
-    """Return how often modules were replaced: functions that were unpickled before may hold the old ones."""
+    """Return how often modules were replaced since the start."""
     return _finder.count_replaced
 
 
 def versions_of_context() -> Mapping[str, str]:
-    """Return the versions of the modules that the context's loader brought, by name."""
+    """Return the versions of the modules of the context's loader."""
     return {name: carried.version for name, carried in _finder.context.found.items()}
 
 
@@ -398,7 +398,6 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
-        """Forget all (tests)."""
         for name in [name for name in self.known if has_travelled(name)]:
             _forget_package(name, list(sys.modules))
         self.known.clear()
@@ -421,7 +420,6 @@ _lock = threading.Lock()
 
 
 def _forget_package(name: str, imported: Iterable[str]) -> dict[str, Any]:
-    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them."""
     dropped: dict[str, Any] = {}
     for one in imported:
         if (one == name or one.startswith(f"{name}.")) and one in sys.modules:

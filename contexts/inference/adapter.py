@@ -63,13 +63,13 @@ class Sampling(msgspec.Struct, frozen=True):
     engine_options: tuple[tuple[str, Any], ...] = ()
 
     def check_honoured(self, honoured: frozenset[str]) -> None:
-        """Raise OptionNotHonoured for an option that is not among those that an engine honours."""
+        """Raise OptionNotHonoured for an option that is not honoured."""
         for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
             if option not in honoured:
                 raise OptionNotHonoured(option)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """Return the tokens that end this text, where `ends` are those of the model."""
+        """Return the tokens that end this text."""
         options = dict(self.engine_options)
         return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
 
@@ -108,7 +108,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of device memory: weights, current key-value cache, and the cache's budget (0 = none)."""
+    """Bytes of weights, current cache, and the cache's budget (0 = none)."""
 
     weights_bytes: int
     held_bytes: int
@@ -135,7 +135,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     def after(
         self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
     ) -> EngineLoad:
-        """Return the load after one more step, in which `decoded` requests wrote and `running` took part."""
+        """Return the load after a step in which `decoded` requests wrote."""
         return msgspec.structs.replace(
             self, steps=self.steps + 1, decode_steps=self.decode_steps + (decoded > 0),
             row_steps=self.row_steps + decoded, most_running=max(self.most_running, running),
@@ -163,7 +163,7 @@ class InferenceEngine(Protocol):
     """Why this engine was chosen, for people."""
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request, which joins the batch when there is room. Raises ValueError if it never can."""
+        """Add a request. Raises ValueError if it never can run."""
 
     def step(self) -> list[NewToken]:
         """Compute one step; return its tokens. Without requests it does nothing."""
@@ -181,10 +181,10 @@ class InferenceEngine(Protocol):
         """Return the held memory of the device."""
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the budget of the key-value cache. Raises ValueError if no request could run."""
+        """Change the budget of the cache. Raises ValueError if no request could run."""
 
     def sleep(self) -> None:
-        """Free the device's memory; requests are refused until `wake`. Raises RuntimeError while requests run."""
+        """Free the device's memory until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
         """Be as before `sleep`."""
@@ -221,7 +221,7 @@ class ModelTexts:
         self.longest = longest
 
     def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
-        """Raise ValueError for a request that an engine with these `options` cannot take."""
+        """Raise ValueError for a request that such an engine cannot take."""
         sampling = request.sampling
         check_sampling(sampling)
         sampling.check_honoured(options)
@@ -318,7 +318,7 @@ log = logging.getLogger(__name__)
 
 
 class OpenRequest(Protocol):
-    """A request of an engine: tokens `made`, and its deadlines as in `GenerationRequest`."""
+    """A request of an engine: tokens `made`, and its deadlines."""
 
     made: int
     prompt_tokens: int
@@ -394,13 +394,13 @@ _make: Callable[[], EngineTurns] | None = None
 
 
 def offer_turns(make: Callable[[], EngineTurns] | None) -> None:
-    """Set the function that makes turns for each engine of this process; None: no turns."""
+    """Set the maker of turns for each engine of this process; None: no turns."""
     global _make
     _make = make
 
 
 def new_turns() -> EngineTurns | None:
-    """Return turns for one engine; None without an offer, or if they cannot be made."""
+    """Return turns for one engine; None without an offer."""
     try:
         return _make() if _make is not None else None
     except OSError as error:

@@ -49,7 +49,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step from tokens on the host. False if the step must run eagerly."""
+        """Launch a decode step. False if it must run eagerly."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -171,18 +171,18 @@ class ContinuousEngine:
             return self._step()
 
     def slots(self) -> int:
-        """Return how many requests run at once, if their rows have a usual length."""
+        """Return how many requests of a usual length run at once."""
         limits = self._batch.limits
         usual = limits.cache_tokens // _USUAL_ROW_TOKENS
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return how full the batch is. A request whose last token was not returned yet counts as running."""
+        """Return how full the batch is; requests with unreturned last tokens run."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
     def memory(self) -> EngineMemory:
-        """Return the memory of the weights and the cache; kept prefixes and graphs count as cache."""
+        """Return the memory of weights and cache, kept prefixes and graphs included."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
             weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,
@@ -220,7 +220,7 @@ class ContinuousEngine:
             self._store.trim(self._room)
 
     def sleep(self) -> None:
-        """Free the cache; on a GPU the weights move to the host. On a CPU they stay."""
+        """Free the cache; on a GPU the weights move to the host."""
         load = self.load()
         if load.running + load.waiting:
             raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
@@ -272,8 +272,7 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Read the step's tokens. Return the step without what a kept prefix holds, and the mean length of a decode
-        step's rows."""
+        """Return the step without what a kept prefix holds, and the mean length of a decode step's rows."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
@@ -337,7 +336,6 @@ class ContinuousEngine:
     # ---- steps that were launched as graphs
 
     def _settle(self) -> None:
-        """Read the launched step between two steps."""
         if self._ahead is not None:
             with torch.inference_mode():
                 self._settled += self._take_launched(self._ahead, follow=False)

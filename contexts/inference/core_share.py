@@ -70,8 +70,7 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the calling thread's number of threads. Return the number it would have alone, and the number now. A
-        number that other code has set since becomes the new limit."""
+        """Set the thread's number of threads; one that other code has set is the new limit. Return its alone, and now."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -140,7 +139,7 @@ _SOFT = 1
 
 
 def release_helper_threads() -> None:
-    """End the OpenMP helpers of the calling thread. No-op where OpenMP is not GNU's."""
+    """End the OpenMP helpers of the calling thread, if OpenMP is GNU's."""
     for path in _openmp_libraries():
         with contextlib.suppress(AttributeError, OSError):  # before OpenMP 5.0, or removed since
             ctypes.CDLL(path).omp_pause_resource_all(_SOFT)

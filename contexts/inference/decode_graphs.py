@@ -31,7 +31,7 @@ Replay = Callable[[], None]
 
 
 class GraphBackend(Protocol):
-    """Captures functions on one device. All methods are called by the engine's thread."""
+    """Captures functions on one device, in the engine's thread."""
 
     @property
     def held_bytes(self) -> int:
@@ -41,10 +41,10 @@ class GraphBackend(Protocol):
         """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Enqueue a copy of host values into a tensor of the device, and return without waiting."""
+        """Enqueue a copy of host values into a tensor of the device."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host. The returned function waits for it and returns the values."""
+        """Enqueue a copy to the host; the returned function waits for it."""
 
     def wait(self) -> None:
         """Wait for all launched work."""
@@ -104,7 +104,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool. PyTorch refuses to reuse a pool that no graph holds any more."""
+        """Free the pool: PyTorch does not reuse one that no graph holds."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -120,7 +120,7 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> GraphBackend | None:
-    """Return the backend that captures steps on this device; None without one, with a line in the log."""
+    """Return the backend of this device; None, with a line in the log, without one."""
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -151,7 +151,7 @@ class RowBuffers:
 
 
 class RowInput(msgspec.Struct, frozen=True):
-    """A row's request in the next step: its token, the token's position, and how the token after it is drawn."""
+    """A row's token in the next step, its position, and how the following one is drawn."""
 
     token: int
     position: int
@@ -183,7 +183,7 @@ class StepShape:
 
 
 class LaunchedStep(NamedTuple):
-    """A step that was launched. `tokens` waits for the tokens of its rows."""
+    """A launched step. `tokens` waits for its tokens."""
 
     shape: StepShape
     tokens: Callable[[], list[int]]
@@ -217,7 +217,7 @@ class DecodeGraphs:
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
-        """Return the shape of a step over all rows in use; None if the step must run eagerly."""
+        """Return the shape of a step over all rows; None if it must run eagerly."""
         if self.failed:
             return None
         drawing = [draw for draw in draws if not draw.greedy]
@@ -231,7 +231,7 @@ class DecodeGraphs:
         return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. True if it has a graph, or should get one now."""
+        """Count a use. True if the shape has a graph, or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1

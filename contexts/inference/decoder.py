@@ -25,7 +25,7 @@ _FEWEST_ROWS = 4
 
 
 class RowArray:
-    """Keys and values of all layers for rows of one length: `[rows, heads, tokens, size]` each."""
+    """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
 
     def __init__(self, *, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self.tokens = tokens
@@ -40,7 +40,7 @@ class RowArray:
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
 
     def set_capacity(self, rows: int) -> None:
-        """Allocate this many rows, at least those in use, one layer at a time."""
+        """Allocate this many rows, one layer at a time."""
         used = len(self.requests)
         self.version += 1
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
@@ -154,7 +154,7 @@ class ReadPart:
         self.row = array.requests.index(request)
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Return its one request, the first token that is read, and their number."""
+        """Return its request, first token and number of tokens."""
         return [(self.request, self.start, self.count)]
 
 
@@ -174,7 +174,7 @@ class DecodePart:
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Return of each row its request, the place of its token, and 1."""
+        """Return of each row its request, place, and 1."""
         return [(id, place, 1) for id, place in zip(self.array.requests, self._places, strict=False)]
 
 
@@ -221,7 +221,7 @@ class LeanDecoder:
         return sum(linear.packed_bytes for linear in self._linears())
 
     def fuse(self) -> None:
-        """Store weights that share an input in one tensor; the model's own weights become views of it."""
+        """Store weights with the same input in one tensor; the model's own become views."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()

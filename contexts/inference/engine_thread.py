@@ -52,7 +52,7 @@ _LOOK_S = 0.1
 
 
 class Generation:
-    """The new tokens of one request, or the error that ended it. `leave` takes the request out of the engine."""
+    """The new tokens of one request, or the error that ended it."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
@@ -91,7 +91,7 @@ class Generation:
                 self._leave(self.request.id)
 
     def stopped(self) -> None:
-        """Take the request out of the engine and wake its reader: its call was told to stop."""
+        """Take the request out of the engine and wake its reader."""
         if self._leave is not None:
             self._leave(self.request.id)
         self._come.put(Evicted())
@@ -104,13 +104,13 @@ class Generation:
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1); infinity without a deadline."""
+        """When its next token is due (SLINFER eq. 1)."""
         if self.made and not self.request.tpot_s:
             return inf
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Hand on a token: at once if pieces are wanted, else all of them at the end."""
+        """Hand on a token, at once for pieces, else at the end."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -195,7 +195,7 @@ class EngineThread:
             return self._engine
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch; all 0 before the engine's first use."""
+        """Return the load of the batch; 0 before the first use."""
         engine = self._engine
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
@@ -241,7 +241,7 @@ class EngineThread:
         return job.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread after its step; open requests fail. No-op in a forked child."""
+        """End the thread after its step; open requests fail."""
         if os.getpid() != self._pid:
             return
         if wait:
@@ -254,13 +254,13 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """Give the caller the engine and its model alone, until the block ends."""
+        """Give the caller the engine and its model alone."""
         with self.alone():
             yield self.engine
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Give the caller the model alone, until the block ends."""
+        """Give the caller the model alone."""
         self._check_process()
         stop = ambient.call_stop(own_thread=True)
         with self._work:

@@ -31,7 +31,7 @@ def multiplies_tiles() -> bool:
 
 
 def multiplies_half() -> bool:
-    """True if the processor has instructions for `bfloat16`; else each product converts its numbers and the weights."""
+    """True if the processor has instructions for `bfloat16`."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
 
@@ -40,7 +40,7 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the precisions of a copy of weights of this precision on a CPU, the fastest first."""
+    """Return the precisions of a copy of weights on a CPU, fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -74,7 +74,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store the layers' weights in one tensor, of which each layer's weight becomes a view."""
+        """Store the layers' weights in one tensor, with views."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -85,7 +85,7 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def unfuse(self) -> None:
-        """Compute a product for each layer again, so that their weights can move."""
+        """Compute a product for each layer again."""
         if self._fused is not None:
             self._fused = self._bias = None
 
@@ -132,14 +132,14 @@ def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same kernel, with the heads that share a key as queries of one head."""
+    """The same kernel; heads that share a key are queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Two batches of matrix products with a softmax between them; keys are read in the order of memory."""
+    """Two batches of matrix products with a softmax between them."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -156,7 +156,7 @@ NOT_FINITE = "the model's numbers for the next token are not finite"
 
 
 class TokenDraw:
-    """How the tokens of one prompt are drawn, with its own random numbers."""
+    """How the tokens of one prompt are drawn."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.temperature = sampling.temperature
@@ -169,12 +169,12 @@ class TokenDraw:
         return self._chance is None
 
     def number(self) -> float:
-        """Return the random number for its next token, in [0, 1); 0 if it is greedy."""
+        """Return the random number for its next token, in [0, 1)."""
         return 0.0 if self._chance is None else self._chance.random()
 
 
 def draw_seed(seed: tuple[int, int]) -> int:
-    """Return one number of 63 bits for a request's seed and its place."""
+    """Return 63 bits for a request's seed and its place."""
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
@@ -197,7 +197,7 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each row of logits `[rows, vocabulary]`, or why a row has none."""
+    """Return the next token of each row of logits, or why it has none."""
     found: list[int | Exception] = [*likeliest_tokens(logits)]
     for nucleus in (False, True):
         rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
@@ -225,7 +225,7 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 
 class Writing:
-    """A request in an engine: its text, its draw and all its tokens."""
+    """A request in an engine: its text, its draw and its tokens."""
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts) -> None:
         self.request = request
@@ -234,7 +234,7 @@ class Writing:
         self.ids = list(request.prompt)
 
     def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        """Add the next token, or the reason why there is none. `logits` are for log-likelihoods."""
+        """Add the next token, or the reason why there is none."""
         id, most = self.request.id, self.request.sampling.logprobs
         if isinstance(token, Exception):
             return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
@@ -245,7 +245,7 @@ class Writing:
 
 
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihood of a token, and the `most` likeliest tokens with theirs."""
+    """Return the log-likelihood of a token, and the `most` likeliest with theirs."""
     steps = torch.log_softmax(logits.float(), dim=-1)
     found, tokens = steps.topk(min(most, len(steps)))
     likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))

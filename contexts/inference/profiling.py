@@ -33,7 +33,7 @@ COLD_STEPS = 4
 
 
 class StepCollector:
-    """Times of one engine's steps. The engine's thread adds them, any thread takes them."""
+    """Times of one engine's steps."""
 
     def __init__(self) -> None:
         self.known = StepModel()
@@ -111,8 +111,7 @@ Told = Callable[[float, float], None]
 
 
 class EngineProfiler:
-    """Profiles one engine, which serves no other caller meanwhile. `part`: most tokens that one step reads, 0 = any
-    number."""
+    """Profiles one engine. `part`: most tokens that one step reads, 0 = any number."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from stoker.contexts.inference.kernels import Writing, packed_dtypes, take_token
 
 
 class StaticEngine:
-    """One model, a batch at a time (`adapter.InferenceEngine`), without a cache between batches."""
+    """One model, a batch at a time (`adapter.InferenceEngine`)."""
 
     name = "static"
     options = OWN_OPTIONS
@@ -69,7 +69,7 @@ class StaticEngine:
             self._keep(going)
 
     def step(self) -> list[NewToken]:
-        """Return one more token of each request of the batch, or the first of a new batch."""
+        """Return one more token of each request, or the first of a new batch."""
         with torch.inference_mode():
             return self._step()
 
@@ -100,7 +100,7 @@ class StaticEngine:
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and kept prefixes; not all caches of Transformers know their size."""
+        """Return the memory of weights and kept prefixes."""
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
         return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
 

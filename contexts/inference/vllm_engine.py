@@ -65,7 +65,7 @@ _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM and its measured memory. Raises StokerError if it cannot start."""
+    """A started vLLM and its memory. Raises StokerError."""
 
     def __init__(
         self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
@@ -111,7 +111,7 @@ class VLLMStart:
         )  # fmt: skip
 
     def free_device_bytes(self) -> int:
-        """Return the free memory of the device; 0 on a CPU, where it is not measured."""
+        """Return the free memory of the device; 0 on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
@@ -140,7 +140,7 @@ class VLLMStart:
 
 
 def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
-    """Return the bytes of the weights in a folder in a dtype, by the shapes in their files."""
+    """Return the bytes of a folder's weights in a dtype."""
     numbers = 0
     for file in Path(folder).glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
@@ -250,12 +250,12 @@ class VLLMEngine:
         return self._step({}) if self._open else []
 
     def slots(self) -> int:
-        """Return how many requests vLLM runs at once, if they have a usual length."""
+        """Return how many requests of a usual length run at once."""
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 
     def load(self) -> EngineLoad:
-        """Return how full vLLM's batch is. A request runs from its first token on."""
+        """Return how full vLLM's batch is."""
         running = sum(writing.runs for writing in self._open.values())
         ended = sum(token.finish is not None for token in self._early)
         return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
@@ -271,7 +271,7 @@ class VLLMEngine:
         return EngineMemory(weights_bytes=max(0, held - cache), held_bytes=min(held, cache), budget_bytes=cache)
 
     def resize(self, cache_bytes: int) -> None:
-        """Keep the cache if the budget covers it. Raises ValueError else: vLLM cannot free a part of it."""
+        """Raise ValueError for a smaller cache: vLLM cannot free a part of it."""
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
                 f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
@@ -283,7 +283,7 @@ class VLLMEngine:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Move the weights to the host, drop the cache, and measure the freed memory."""
+        """Move the weights to the host and drop the cache."""
         if self._open or self._early:
             raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
         if self._asleep:
@@ -457,7 +457,7 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
 
 
 def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
-    """Return vLLM with the model at `path`, within the memory that this library's recipe declares, and its origin."""
+    """Return vLLM with the model at `path`, and its origin."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device,
