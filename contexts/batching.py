@@ -1,13 +1,13 @@
 """The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
 
-*Prefill* steps read a request's prompt; the last one writes its first token, and each *decode* step one more (SLINFER
-§III-A). Requests join and leave between steps. The engine, the pilot and the simulator follow the same rules:
+*Prefill* steps read a request's prompt; the last writes its first token, and each *decode* step one more (SLINFER
+§III-A). The engine, the pilot and the simulator follow the same rules:
 
 - A request joins as soon as a row and memory are free: earliest next token first, then the oldest.
-- A prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
-  with `mixes`, writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and the tokens it will probably write: at least its written tokens and the
-  mean of ended requests (SLINFER eq. 2), at most its limit.
+- A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps; or, with `mixes`,
+  writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves memory for its prompt and its probable tokens: at least its written ones and the mean of ended
+  requests (SLINFER eq. 2), at most its limit.
 - A request that outgrows its reservation takes a larger one. If none is free, the request with the longest headroom
   (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later.
 """

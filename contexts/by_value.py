@@ -1,9 +1,9 @@
 """cloudpickle, with the user's own functions, classes and modules by value. Open files are refused.
 
 Type variables and sentinels are compared with `is`, so each has an id and is one object in a process. Classes of
-modules that travel with a function go by name, with the simple attributes that the program has set: a function that
-imports `Color` compares it with the `Color` that it was given. A copy of an open file would write elsewhere, and one of
-a temporary file would remove the program's own.
+modules that travel go by name, with the simple attributes that the program has set: a function that imports `Color`
+compares it with the `Color` that it was given. A copy of an open file would write elsewhere, and one of a temporary
+file would remove the program's own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle depends on the identity of strings, the order of sets, the module of a function, and line numbers. So the value
-is walked, and each part is fed to SHA-256 after its type and length.
+A pickle depends on identities, orders of sets, modules and line numbers. So the value is walked, and each part is fed
+to SHA-256 after its type and length.
 
-    Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to,
-              recursively. Not file names, line numbers, or its module. It depends on Python's minor version.
+    Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to. Not file
+              names, line numbers, or its module. It depends on Python's minor version.
     Installed code of the environment counts by name and the version of its distribution (`user_code`).
     Cycles    a function, class or module that was met before counts by the number of its first meeting; a container
-              that contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
+              that contains itself, by its distance upwards. The walk is sorted.
     Others    paths, methods, arrays, tensors by their parts; any other object by its `__reduce_ex__`.
 """
 

@@ -2,8 +2,8 @@
 
 An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`), as
 a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond rounding. Calls of
-several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape, so that it can be
-compiled (Arlo §3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow machine slows all of them.
+several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape, to be compiled (Arlo
+§3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
 may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
-other machines the folder must be on a shared file system: two nodes with one disk image have the same inodes.
+Another process sees the program's folder if the inode is the same, and on the program's machine also the device;
+elsewhere the folder must also be on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in
-every batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree
-attention of SpecInfer, arXiv:2305.09781).
+Rows are padded on the right; as a token sees only earlier ones, a row gives the same numbers (up to rounding) in every
+batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree attention of
+SpecInfer, arXiv:2305.09781).
 
 The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole; a new
 prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another only if it
-is longer by some tokens: two claims that start with "The" should not displace the template. Both share a limit in
-bytes; shared prefixes are dropped least recently used first.
+is longer by some tokens: two claims that start with "The" should not displace the template. Shared prefixes are dropped
+least recently used first.
 """
 
 from __future__ import annotations

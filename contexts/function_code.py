@@ -1,8 +1,8 @@
 """Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures.
 
-The source lines of a notebook's cell exist in its process alone: a `SourceLines` behind a function makes them travel.
-`Captured` compares by identity what a function of the user's travels with. If all of it is immutable, the function's
-bytes stay valid until a name is bound to another object; else the caller pickles it at every call.
+A notebook cell's source exists in its process alone: `SourceLines` behind a function make it travel. `Captured`
+compares by identity what a function travels with. If all of it is immutable, the function's bytes stay valid until a
+name is bound to another object; else it is pickled at every call.
 """
 
 from __future__ import annotations

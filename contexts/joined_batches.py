@@ -1,8 +1,8 @@
 """Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
 
 One caller at a time *leads*: it computes batches of its longest row and rows of like length from all callers until its
-own are done; then the caller that has waited longest leads. No thread is made. A batch's longest row has at most twice
-the tokens of its shortest and a few more, and a batch has no more rows than any caller in it asked for.
+own are done; then the one that has waited longest leads. A batch's longest row has at most twice the tokens of its
+shortest and a few more, and a batch has no more rows than any caller in it asked for.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
 A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected texts,
-and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer. A damaged file is ignored with a warning.
+and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer.
 """
 
 from __future__ import annotations

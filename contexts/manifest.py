@@ -1,8 +1,7 @@
 """The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
 
-A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB: a hash tree of one level,
-as in BitTorrent. An object of 100 GB has a manifest of 0.8 MB. The encoding gives each field its length, so different
-contents never encode alike:
+A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB (a hash tree of one level,
+as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests

@@ -6,9 +6,8 @@ The first byte tells the forms apart:
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
     M       a function or loader with its modules: version, length of the table, pickled table, gap to 64 bytes, value
 
-A class that travels by value takes its attributes along: a library sets them and sees `Config.lr = 2` of the program.
-The program keeps its own (`keep_classes`): a result must not set `Config.lr` back. There a new class counts as found
-once its attributes are set, because threads share it.
+A class that travels by value takes its attributes along: a library sees `Config.lr = 2` of the program. The program
+keeps its own (`keep_classes`). There a new class counts as found once its attributes are set: threads share it.
 """
 
 from __future__ import annotations

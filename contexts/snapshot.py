@@ -1,9 +1,9 @@
 """Load a model of Transformers, and keep a converted copy so that the next load takes a second.
 
-A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
-result as `save_pretrained` writes it, in the computed dtype. A lock file lets one process convert while others wait. A
-snapshot that fails to load is moved aside and made again; a full disk costs the snapshot, never the load. Other pilots
-get it under its *form*: a digest of the source and the dtype.
+A GGUF file is dequantized, and its tokenizer rebuilt, at every load. A *snapshot* is the result as `save_pretrained`
+writes it, in the computed dtype. A lock file lets one process convert while others wait. A snapshot that fails to load
+is moved aside and made again; a full disk never costs the load. Other pilots get it under its *form*: a digest of the
+source and the dtype.
 """
 
 from __future__ import annotations

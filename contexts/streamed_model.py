@@ -1,9 +1,9 @@
 """Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
 
 Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
-threads read spans of the files into pinned buffers and copy them asynchronously. Weights of another dtype are converted
-on the device (docs/decisions/092). Transformers then builds the model around these tensors. Where a folder is unusual,
-or anything fails, Transformers reads the weights itself, so errors are its own.
+threads read spans of the files into pinned buffers and copy them asynchronously; other dtypes are converted on the
+device (docs/decisions/092). Transformers then builds the model around these tensors. Where a folder is unusual, or
+anything fails, Transformers reads the weights itself.
 """
 
 from __future__ import annotations

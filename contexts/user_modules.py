@@ -1,14 +1,13 @@
 """The user's own modules that functions import: read in the program, imported in the library from what travelled.
 
 The sources travel with a function, with those of the modules that they import. A module's `version` is the digest of
-its code, its packages' and its imports'. Packages that are installed as a link (`pip install -e`) travel by name with a
-stamp: a library that imported one at another stamp imports it again.
+its code, its packages' and its imports'. Linked packages (`pip install -e`) travel by name with a stamp: a library that
+imported one at another stamp imports it again.
 
 In a library, an import statement finds travelled modules before the search path. A process has one version of a module
-at a time. If a call brings another version than an earlier call, `before_replacing` is called, which may end the
-library; otherwise the module is imported again, and functions are unpickled again (`count_replaced`). Where one call
-runs at a time, a function finds only the modules that it brought. A function may replace a module of the context's
-loader while it runs; then the context's module returns, as the same object.
+at a time. If a call brings another, `before_replacing` is called, which may end the library; otherwise the module is
+imported again, and functions are unpickled again (`count_replaced`). Where one call runs at a time, a function finds
+only the modules that it brought. The context's own modules return, as the same objects, after a function with others.
 """
 
 from __future__ import annotations

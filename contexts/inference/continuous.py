@@ -1,13 +1,12 @@
 """The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
 
 On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left
-on the device, and then step n is read. The invariant: between two calls of `step` at most one launched step is unread.
-The batch, the rows and the texts are those before its tokens. The device runs launches, copies and moves of rows in
-order, so:
+on the device, and then step n is read. Between two calls of `step` at most one launched step is unread; the batch, the
+rows and the texts are those before its tokens. The device works in order, so:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
-- A request that has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at
-  once: the device writes to it again only after the unread step.
+- A request that has ended or was aborted still has a row in the unread step. Its token is dropped, and its row is free
+  at once: the device writes to it again only after that step.
 - Each kept token has used the next random number of its request.
 - A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
 """
@@ -22,7 +21,7 @@ import msgspec
 import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
-from stoker.contexts.forward import PrefixCache
+from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     EngineLoad,
@@ -103,7 +102,6 @@ class StepsAhead:
         return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
 
 
-Layers = list[tuple[torch.Tensor, torch.Tensor]]
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
 """Takes a step, the mean length of its requests in tokens, and the seconds that it took."""

@@ -5,8 +5,8 @@ speed of one thread each (docs/decisions/066). If `n` threads had clearly less t
 a library continues with as many threads as it had cores. When cores become idle it tries more, and waits twice as long
 after each failure.
 
-Each computing thread keeps OpenMP helper threads. With more of them than cores, helpers sleep between operations and a
-decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model releases its helpers.
+Each computing thread keeps OpenMP helper threads. With more of them than cores a decode step takes 1.7 times as long
+(docs/decisions/058), so the thread that loaded a model releases its helpers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 An eager decode step launches hundreds of small kernels, which takes longer than they run; a graph launches them at
 once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a number of
-rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too. When an array gets other
-memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next step's input;
-only the reader of a step's tokens waits, for an event.
+rows (a power of two, or all), and how tokens are chosen. When an array gets other memory, its graphs are dropped. Each
+replay leaves its tokens and positions in `RowBuffers` as the next step's input; only the reader of a step's tokens
+waits, for an event.
 """
 
 from __future__ import annotations

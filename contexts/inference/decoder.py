@@ -1,13 +1,13 @@
 """A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
 
 On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
-the tokens of all requests form one tensor `[tokens, width]`; attention takes one request at a time while it is read,
-and an array of rows at a time while they write. It covers Llama, SmolLM, Mistral, Qwen 2 and Qwen 3. `decoder_of`
-refuses all others, and compares the two on a few tokens.
+all tokens form one tensor `[tokens, width]`; attention takes one request at a time while it is read, and an array of
+rows at a time while they write. `decoder_of` takes Llama, SmolLM, Mistral, Qwen 2 and Qwen 3, and compares the two on a
+few tokens.
 
 A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an array
-computes at most twice what is needed. Rows are dense: when one leaves, the last takes its place, so no step copies or
-gathers. Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
+computes at most twice what is needed. When one leaves, the last takes its place, so no step copies or gathers. Paged
+memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One thread steps the engine; the slots of the library hand it requests and wait for their texts.
 
-The thread takes requests between two steps, so the calls of all slots share one batch, and a function that does other
-work delays no call. Other readings of the model (label scores) are jobs that the thread runs, one after each step. Code
-that needs the model for itself (tuning) holds it. When a call is told to stop (`ambient.CallStop`), its waits end at
-once, its requests leave before the next step, and its waiting jobs do not run.
+The calls of all slots share one batch, and a function that does other work delays no call. Other readings of the model
+(label scores) are jobs that the thread runs, one after each step. Code that needs the model for itself (tuning) holds
+it. When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave before the next step,
+and its waiting jobs do not run.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
 
-PyTorch's linear layer reorders the weights at every call on a CPU, which takes longer than the product for few rows
-(docs/decisions/058). oneDNN keeps a copy in the order of its kernels: in `float32` on a processor without `bfloat16`
-instructions, where each product is rounded. The way of attention depends on the processor and the precision alone,
-never on the batch: a request gets the same tokens on every pilot of one kind.
+On a CPU PyTorch's linear layer reorders the weights at every call, which takes longer than the product for few rows
+(docs/decisions/058). oneDNN keeps a reordered copy: in `float32` on a processor without `bfloat16` instructions, where
+each product is rounded. The way of attention depends on the processor and the precision, never on the batch: a request
+gets the same tokens on every pilot of one kind.
 
-A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
-`top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
-request's own generator on the host gives one number per token, so draws do not depend on the batch. A captured step
-shares these tensor operations. (Not `torch.where` with a number, which copies the number to the device and waits.)
+A token is drawn by the inverse of its distribution function: the first token, in the order of the vocabulary (with
+`top_p` from the likeliest on), at which the sum of chances exceeds the request's next random number. The numbers come
+from the request's own generator on the host. A captured step shares these operations. (Not `torch.where` with a number,
+which copies the number to the device and waits.)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """vLLM as an engine in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
 
-vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level 1) moves the weights to host memory and
-drops the cache. It broke between versions, so each sleep is audited: the freed memory is measured, and after each wake
-the tokens of a fixed prompt are compared. On CPUs vLLM has no sleep.
+vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level 1, not on CPUs) moves the weights to
+host memory and drops the cache. It broke between versions, so the freed memory is measured at each sleep, and the
+tokens of a fixed prompt are compared after each wake.
 
-To score labels, each place of a label is a request of one token whose log-likelihoods are asked for. It shares the
+To score labels, each place of a label is a request of one token whose log-likelihoods are asked for: it shares the
 cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
