@@ -33,10 +33,10 @@ from stoker.errors import RecipeError, SerializationError
 Loader = Callable[..., Any]
 _MOST = 1_000
 _LONGEST = 300
-_made: OrderedDict[str, _Made] = OrderedDict()
+_made: OrderedDict[str, _MadeHere] = OrderedDict()
 
 
-class _Made(NamedTuple):
+class _MadeHere(NamedTuple):
     loader: weakref.ref[Any]
     arguments: dict[str, Any] | None
     captured: Captured
@@ -235,7 +235,7 @@ def make_recipe(
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     with suppress(TypeError):  # it cannot be held weakly
-        _made[digest[:32]] = _Made(weakref.ref(loader), plain, Captured(loader))
+        _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
         _made.move_to_end(digest[:32])
         if len(_made) > _MOST:
             _made.popitem(last=False)

@@ -177,8 +177,6 @@ def _tensors(worker: Any) -> list[torch.Tensor]:
     return found
 
 
-log = logging.getLogger(__name__)
-
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
 """The most named tokens whose log-likelihoods vLLM returns in one request."""
