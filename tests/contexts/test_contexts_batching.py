@@ -31,6 +31,20 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
     return done
 
 
+def beside_a_long_prompt(batch: RunningBatch) -> list[Step]:
+    """The steps of a request that writes when one with a long prompt comes."""
+    batch.add(1, prompt=4, most=9)
+    did_next(batch)
+    batch.add(2, prompt=40, most=9)
+    return run(batch, {1: 9, 2: 1})
+
+
+def did_next(batch: RunningBatch) -> None:
+    step = batch.next()
+    assert step is not None
+    batch.did(step)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 300)), min_size=1, max_size=8),
     st.sampled_from([1, 3, 32]),
@@ -78,9 +92,7 @@ def test_without_a_tpot_only_the_first_token_is_due() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
     assert batch.due_at == 3.0
-    step = batch.next()
-    assert step is not None
-    batch.did(step)
+    did_next(batch)
     assert batch.due_at == math.inf
 
 
@@ -107,12 +119,7 @@ def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
 
 def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
-    batch.add(1, prompt=4, most=9)
-    first = batch.next()
-    assert first is not None
-    batch.did(first)
-    batch.add(2, prompt=40, most=9)
-    steps = run(batch, {1: 9, 2: 1})
+    steps = beside_a_long_prompt(batch)
     assert [(step.prefill, step.tokens) for step in steps[:6]] == [
         (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
     ]  # fmt: skip
@@ -120,12 +127,7 @@ def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
 
 def test_where_steps_mix_those_that_write_take_part_in_every_step() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
-    batch.add(1, prompt=4, most=9)
-    first = batch.next()
-    assert first is not None
-    batch.did(first)
-    batch.add(2, prompt=40, most=9)
-    steps = run(batch, {1: 9, 2: 1})
+    steps = beside_a_long_prompt(batch)
     assert steps[:4] == [
         Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(0, 4), writing=1),
         Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(16, 5), writing=1),
@@ -149,9 +151,7 @@ def test_the_next_token_is_due_a_tpot_later() -> None:
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
         assert batch.due_at == 2.0 + 0.25 * made
-        step = batch.next()
-        assert step is not None
-        batch.did(step)
+        did_next(batch)
 
 
 def test_requests_wait_for_memory_and_grow_into_it() -> None:
@@ -268,9 +268,7 @@ def test_peak_counts_each_request_at_least_with_the_mean() -> None:
     batch.add(1, prompt=20, most=500)
     assert batch.peak_tokens(prompt=30, output=100) == 120 + 130
     for _ in range(150):
-        step = batch.next()
-        assert step is not None
-        batch.did(step)
+        did_next(batch)
     assert batch.peak_tokens(prompt=30, output=100) == 170 + 130
 
 

@@ -304,10 +304,14 @@ def test_model_equals_that_of_from_pretrained(tmp_path: Path, name: str, stored:
     assert_same_models(found, expected)
 
 
-def test_model_in_shards_equals_that_of_from_pretrained(tmp_path: Path) -> None:
-    save("llama", tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    found, expected, told = both("llama", tmp_path, dtype=torch.float32)
+@pytest.mark.parametrize("case", ["in shards", "joined by Transformers", "without a generation config"])
+def test_unusual_model_equals_that_of_from_pretrained(tmp_path: Path, case: str) -> None:
+    name = "mixtral" if case == "joined by Transformers" else "llama"
+    save(name, tmp_path, **{"max_shard_size": "20KB"} if case == "in shards" else {})
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == (case == "in shards")
+    if case == "without a generation config":
+        (tmp_path / "generation_config.json").unlink()
+    found, expected, told = both(name, tmp_path, dtype=torch.float32)
     assert told.endswith("GB/s")
     assert_same_models(found, expected)
 
@@ -323,19 +327,6 @@ def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [5, 7], "max_new_tokens": 17}))
     found, expected, _ = both("llama", tmp_path, dtype=torch.float32)
     assert (found.generation_config.eos_token_id, found.generation_config.max_new_tokens) == ([5, 7], 17)
-    assert_same_models(found, expected)
-
-
-def test_folder_without_generation_config_gets_that_of_the_model(tmp_path: Path) -> None:
-    save("llama", tmp_path)
-    (tmp_path / "generation_config.json").unlink()
-    found, expected, _ = both("llama", tmp_path, dtype=torch.float32)
-    assert_same_models(found, expected)
-
-
-def test_weights_that_transformers_joins_are_right(tmp_path: Path) -> None:
-    found, expected, told = both("mixtral", save("mixtral", tmp_path), dtype=torch.float32)
-    assert told.endswith("GB/s")
     assert_same_models(found, expected)
 
 
