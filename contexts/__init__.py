@@ -1,4 +1,4 @@
-"""What stays hot: recipes, their names and digests, the files they need, and ready-made contexts.
+"""The contexts that stay hot: recipes, their names and digests, the files they need, and ready-made contexts.
 
 Each name is resolved on first use: importing this package imports nothing heavy.
 """

@@ -291,7 +291,7 @@ def enter_library(
     Args:
         device: Devices as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own GPUs.
         context: The loaded context.
-        objects: Local paths by cache name and by form of a snapshot; None keeps those of the scope before.
+        objects: Local paths by cache name and by form of a snapshot; None keeps the ones before.
         offer: Takes snapshots while the context loads.
         device_memory_bytes: The limit on each device; 0 if undeclared.
     """

@@ -149,7 +149,7 @@ class RunningBatch:
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why such a request never fits; empty if it does."""
+        """Return why a request of these sizes never fits; empty if it does."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (

@@ -122,7 +122,7 @@ def causal_lm(
         graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
         slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
 
-    The other options are `@context`'s. Raises RecipeError for a path that is none of these.
+    The other options are `@context`'s. Raises RecipeError for any other path.
     """
     check_graphs(graphs, engine=engine)
     return model_recipe(

@@ -267,7 +267,7 @@ class _DigestWalk:
         self.open("globals", len(names))
         for name in names:
             self.text(name)
-            if name == "__file__":  # what lies beside it is read
+            if name == "__file__":  # the files next to it are read
                 self.text(os.path.abspath(str(function.__globals__[name])))
             elif name not in _MODULE_NAMES:
                 value = function.__globals__[name]

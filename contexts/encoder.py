@@ -7,7 +7,7 @@
         return model.embed(texts)
 
 A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's runtimes,
-the shortest first. A call names those that are long enough for its input, and the policy chooses among them
+the shortest first. A call names the ones long enough for its input, and the policy chooses among them
 (docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
 """
 
@@ -207,7 +207,7 @@ def encoder_family(
 
     Args:
         path: As in `encoder`.
-        lengths: In tokens, rising. None: those that pay by the profile that `stoker run encoder_lengths` has kept.
+        lengths: In tokens, rising. None: the ones that pay by the profile that `stoker run encoder_lengths` has kept.
         texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally likely.
         truncate: The function truncates texts, so longer ones go to the longest runtime.
     """

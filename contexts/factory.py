@@ -134,7 +134,7 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
+    """Make a loader into a factory of recipes; used bare (`@context`) or with the context's needs.
 
     Args:
         memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
@@ -147,7 +147,7 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         load_limit: A loader that runs longer has failed.
         files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader gets
             the local path.
-        preload: Modules that a pilot imports before it forks libraries; by default those that the loader imports.
+        preload: Modules that a pilot imports before it forks libraries; by default the loader's imports.
         awareness: How much outlives a call: `full`, `disk` or `none`.
         calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
         min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and not

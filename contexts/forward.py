@@ -61,7 +61,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length, below that of every row."""
+        """Return the longest kept prefix of all rows, and its length, shorter than every row."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -424,7 +424,7 @@ class RunnerScorer:
         return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
     def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is never read: what matters of it is how likely it was.
+        # The last token of a tail is never read: only its likelihood matters.
         logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []

@@ -1,4 +1,5 @@
-"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and what it captures.
+"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and the objects that it
+captures.
 
 A notebook cell's source exists in its process alone: `SourceLines` behind a function make it travel. `Captured`
 compares by identity what a function travels with. If all of it is immutable, the function's bytes stay valid until a

@@ -118,7 +118,7 @@ class JoinedBatches(Generic[Row, Result]):
         error: BaseException | None = None
         try:
             found = self._compute(request.kind, [each.rows[place] for _, _, place, each in batch])
-        except BaseException as raised:  # whoever waits for a part of this batch has to hear of it
+        except BaseException as raised:  # callers that wait for a part of this batch have to get it
             error = raised
         with self._lock:
             for (_, _, place, each), result in zip(batch, found, strict=False):

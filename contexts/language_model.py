@@ -42,7 +42,7 @@ _SCORED_AT_ONCE = 8
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine with weights of its own that scores labels too: vLLM."""
+    """An engine with its own weights that scores labels too: vLLM."""
 
     prompts: PromptReader
 
@@ -360,7 +360,7 @@ class CausalLM:
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.call_stop().check
-        for start in range(0, len(rows), most):  # between them, the batch goes on
+        for start in range(0, len(rows), most):  # between them, the batch continues
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
                 batch_size=max(1, batch_size), check=check,

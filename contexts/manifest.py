@@ -8,7 +8,7 @@ as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
                                                                         name "folder"
                                                                         name "link" target
 
-A *piece* is what is sent: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare node
+A *piece* is sent at once: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare node
 reads manifests too.
 """
 

@@ -246,7 +246,7 @@ SHORTEST_RUNTIME = 3
 _NO_LIMIT = 1_000_000
 """A tokenizer that names a longer text than this has no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Models whose positions begin behind that of the padding token."""
+"""Models whose positions begin behind the padding token's."""
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:

@@ -100,7 +100,7 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy a file or folder to a new `target` so that the copy has the same digest. Raises OSError, and RecipeError for
-    what can't be an object."""
+    other kinds of files."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():

@@ -38,8 +38,8 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 
 
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """Return the pickle and the buffers of such a payload. A writable buffer is a view of `data` if that is writable.
-    Raises SerializationError."""
+    """Return the pickle and the buffers of a payload. A writable buffer is a view of `data` if that is writable. Raises
+    SerializationError."""
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     view = memoryview(data)

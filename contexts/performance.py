@@ -69,7 +69,7 @@ class Measurements:
         for _ in range(2):
             try:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # for nobody else to read
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # private
                 db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
@@ -109,7 +109,7 @@ class Measurements:
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""So many rows of each are kept a source."""
+"""The rows of each that are kept of a source."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """

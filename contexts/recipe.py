@@ -1,4 +1,4 @@
-"""A recipe: a value that says how to load a context, from what, and what it needs; and the options of `@context`.
+"""A recipe: a value that says how to load a context, from which files, and its needs; and the options of `@context`.
 
 A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest`).
 """
@@ -174,7 +174,7 @@ class ContextOptions:
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
         self.awareness = _awareness(awareness)
-        if self.awareness is not Awareness.FULL:  # what does not outlive a call has no second one
+        if self.awareness is not Awareness.FULL:  # a context that ends with its call has no second one
             self.calls_per_library = self.calls_per_library or 1
         self.limits = _limits(min_libraries, max_libraries, keep_alive)
 

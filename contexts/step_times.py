@@ -123,7 +123,7 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """Return the cell of such a step."""
+        """Return the cell of a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
@@ -131,7 +131,7 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        """Return the seconds of such a step. Raises LookupError."""
+        """Return the seconds of a step. Raises LookupError."""
         if not self._rows:
             raise LookupError("no step has been measured")
         order = self._order

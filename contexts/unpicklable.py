@@ -82,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_handle(culprit):  # it fails for what it is made of, which is of no interest
+        if future_kind(culprit) or is_handle(culprit):  # it fails for one of its parts, which is of no interest
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -161,7 +161,7 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and what goes with it
+    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and its companions
 
 
 def _name(key: Any) -> str:

@@ -37,7 +37,7 @@ def is_installed(name: str) -> bool:
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # what is not imported yet may be found out later
+        if name in sys.modules:  # a module that is not imported yet may be found out later
             _known[name] = known
     return known
 

@@ -1,7 +1,8 @@
-"""The user's own modules that functions import: read in the program, imported in the library from what travelled.
+"""The user's own modules that functions import: read in the program, imported in the library from the sources that
+travelled.
 
-The sources travel with a function, with those of the modules that they import. A module's `version` is the digest of
-its code, its packages' and its imports'. Linked packages (`pip install -e`) travel by name with a stamp: a library that
+The sources travel with a function, and so do the modules that they import. A module's `version` is the digest of its
+code, its packages' and its imports'. Linked packages (`pip install -e`) travel by name with a stamp: a library that
 imported one at another stamp imports it again.
 
 In a library, an import statement finds travelled modules before the search path. A process has one version of a module
@@ -75,8 +76,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, with those that these import. Empty, with a warning, if the
-    sources are more than MOST_BYTES."""
+    """Return the user's own modules among these names, and their imports. Empty, with a warning, if the sources are
+    more than MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -238,7 +239,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules, and those of the context that these do not replace."""
+        """Have import statements find these modules, and the context's that these do not replace."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
@@ -257,7 +258,7 @@ class CarriedModules:
     def _enter(self) -> None:
         known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
         # Where one call runs at a time, a function finds no module that it did not bring: a function whose program
-        # lacks a module must not import that of another program.
+        # lacks a module must not import another program's.
         leaving = {
             name: carried
             for name, carried in known.items()
@@ -387,8 +388,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.known: dict[str, _Carried] = {}
         """The modules that came with functions, by name, each in the version of the call that brought it last."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Modules that may return, by name and version, with all modules below them: those of other functions than the
-        one that runs, and those of the context that a function has replaced."""
+        """Modules that may return, by name and version, with all modules below them: other functions' than the running
+        one's, and the context's that a function has replaced."""
         self.count_changes = 0
         self.count_replaced = 0
 

@@ -8,8 +8,8 @@ An engine writes tokens for many requests at once with one model. One thread dri
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
-  seed they depend on the seed alone. Both up to rounding.
+- At temperature 0 a request gets the tokens of the model's own `generate`, whatever else is in the batch; with a seed
+  they depend on the seed alone. Both up to rounding.
 - `abort` frees the request's memory before the next step, in which the request has no part.
 - `memory().held_bytes` never exceeds the budget that `resize` has set.
 - A request gets the same tokens after `sleep` and `wake` as before.
@@ -242,8 +242,8 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. A character may take several tokens, so a piece is what the last few tokens add to the
-    text before them, once its characters are complete."""
+    """The text of one request. A character may take several tokens, so a piece is the text that the last few tokens add
+    to the text before them, once its characters are complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False

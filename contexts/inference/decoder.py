@@ -7,7 +7,7 @@ few tokens.
 
 A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an array
 computes at most twice what is needed. When one leaves, the last takes its place, so no step copies or gathers. Paged
-memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
+memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs another kernel.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class KVStore:
             self._grow(array, room_tokens)
         row = len(array.requests)
         for layer in (*array.keys, *array.values):
-            layer[row].zero_()  # what an earlier request has left may be no number, and a mask does not hide that
+            layer[row].zero_()  # the rest of an earlier request may be no number, and a mask does not hide that
         for layer, (keys, values) in enumerate(kept):
             array.keys[layer][row, :, : keys.shape[1]] = keys
             array.values[layer][row, :, : values.shape[1]] = values
@@ -142,7 +142,7 @@ class KVStore:
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those that turn a token by its position alone; others (dynamic, longrope) depend on the longest text of the batch."""
+"""They turn a token by its position alone; others (dynamic, longrope) depend on the longest text of the batch."""
 _PROBE = 12
 
 

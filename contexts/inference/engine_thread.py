@@ -166,17 +166,17 @@ class EngineThread:
         self._make = make
         self._computing = computing
         self._engine: InferenceEngine | None = None
-        self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
+        self._turn = threading.RLock()  # its holder may touch the model; the thread holds it for a step at a time
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[_ModelJob[Any]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
-        self._wanted, self._held = 0, 0  # how often somebody wanted to hold the model, and has held it
+        self._wanted, self._held = 0, 0  # how often callers wanted to hold the model, and have held it
         self._holder = 0
         self._device_turns: EngineTurns | None = None
         self._step_s = 0.0  # how long a step takes of late
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and what they have written
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and their mean of written tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -268,7 +268,7 @@ class EngineThread:
         try:
             while not self._turn.acquire(timeout=_LOOK_S):
                 stop.check()
-        finally:  # even if a signal's exception ends the wait: the thread goes on when this has caught up
+        finally:  # even if a signal's exception ends the wait: the thread continues when this has caught up
             with self._work:
                 self._held += 1
                 self._work.notify()
@@ -306,7 +306,7 @@ class EngineThread:
         except BaseException as failure:
             log.exception("the engine's thread failed")
             self._failure = failure
-        finally:  # whatever ends the thread: nobody waits for it in vain
+        finally:  # whatever ends the thread: no caller waits in vain
             with self._work:
                 self._over = True
             error = StokerError("the model was closed before this was complete")

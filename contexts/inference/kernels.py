@@ -63,7 +63,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
-        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same beside others
+        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same with others
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -234,7 +234,7 @@ class Writing:
         self.ids = list(request.prompt)
 
     def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        """Add the next token, or the reason why there is none."""
+        """Add the next token, or why it has none."""
         id, most = self.request.id, self.request.sampling.logprobs
         if isinstance(token, Exception):
             return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")

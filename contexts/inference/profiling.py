@@ -1,8 +1,8 @@
 """Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
 
-A profile times steps at powers of two of what a step reads and attends to, and keeps the median of repeats. Then 100
-random workloads of other sizes are compared with the table. Requests share a long beginning, which is read once:
-minutes instead of hours on a CPU.
+A profile times steps at powers of two of the tokens that a step reads and attends to, and keeps the median of repeats.
+Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning, which is read
+once: minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations

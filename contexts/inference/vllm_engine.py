@@ -4,8 +4,8 @@ vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level
 host memory and drops the cache. It broke between versions, so the freed memory is measured at each sleep, and the
 tokens of a fixed prompt are compared after each wake.
 
-To score labels, each place of a label is a request of one token whose log-likelihoods are asked for: it shares the
-cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
+To score labels, each place of a label is a request for the log-likelihoods of one token: it shares the cached prefix,
+where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from stoker.units import show_bytes
 log = logging.getLogger(__name__)
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: what it computes next depends on nothing else
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: its next step depends on nothing else
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
@@ -97,7 +97,7 @@ class VLLMStart:
             raise StokerError(f"vLLM cannot start with {folder} on {device}: {error}") from error
         config = self.llm.vllm_config
         self.longest = int(config.model_config.max_model_len)
-        """Most tokens of one request: what the model reads, or less if the cache is small."""
+        """Most tokens of one request: as many as the model reads, or less if the cache is small."""
         self.model_longest = int(getattr(config.model_config.hf_text_config, "max_position_embeddings", 0) or 0)
         self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
         self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
@@ -334,7 +334,7 @@ class VLLMEngine:
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
         """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
-        del prefix, batch_size  # vLLM finds by itself what prompts share
+        del prefix, batch_size  # vLLM finds shared beginnings of prompts
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         wanted: dict[Ids, dict[int, float]] = {}
@@ -399,7 +399,7 @@ class VLLMEngine:
                 break
         if writing.written.finish is not None:
             del self._open[output.request_id]
-            if not output.finished:  # a stop text, which vLLM was not told of
+            if not output.finished:  # a stop text, which vLLM does not know
                 self._llm.abort_request([output.request_id])
         elif output.finished:
             raise RuntimeError(f"vLLM has ended a request early: {written.finish_reason} ({written.stop_reason})")
