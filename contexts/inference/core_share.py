@@ -70,7 +70,7 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the thread's number of threads; another one set meanwhile is the limit. Return its own number, and now's."""
+        """Set the thread's number of threads. Return the wanted one, which other code may change, and the set one."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
