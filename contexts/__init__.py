@@ -1,4 +1,4 @@
-"""What stays hot: recipes, their names and digests, the files they need, and ready-made contexts.
+"""The contexts that stay hot: recipes, their names and digests, the files they need, and ready-made contexts.
 
 Each name is resolved on first use: importing this package imports nothing heavy.
 """
@@ -15,15 +15,13 @@ _HOME = {
             "Evicted Gang device devices gang load_variable_from_serverless local_path progress saved_state scratch"
         ),
         "causal_lm": "causal_lm default_model dtype_named engine_options load_causal_lm model_recipe",
-        "encoder": "encoder",
-        "encoder_facts": "longest_input",
-        "encoder_runtimes": "Family encoder_family family",
+        "encoder": "Family encoder encoder_family family",
         "encoding": "EncoderModel",
         "factory": "RecipeFactory as_recipe context recipe_of",
         "folders": "state_folder",
         "language_model": "CausalLM",
         "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
-        "model_source": "encoder_class token_counter",
+        "model_source": "encoder_class longest_input token_counter",
         "recipe": "Awareness Needs ObjectRef Recipe",
     }.items()
     for name in names.split()
@@ -59,9 +57,7 @@ if TYPE_CHECKING:
         load_causal_lm,
         model_recipe,
     )
-    from stoker.contexts.encoder import encoder
-    from stoker.contexts.encoder_facts import longest_input
-    from stoker.contexts.encoder_runtimes import Family, encoder_family, family
+    from stoker.contexts.encoder import Family, encoder, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
     from stoker.contexts.folders import state_folder
@@ -73,7 +69,7 @@ if TYPE_CHECKING:
         kept_encoder_profile,
         lengths_that_pay,
     )
-    from stoker.contexts.model_source import encoder_class, token_counter
+    from stoker.contexts.model_source import encoder_class, longest_input, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 
 

@@ -1,11 +1,8 @@
 """The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-Two scopes. The *library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot
-and is a context variable; a thread that the user's function starts falls back to the call that began last.
-
-A library stops a call when its client cancels it, its `timeout` is over, or a policy evicts it. It asks the call's
-`CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next step. The wait raises
-`Evicted`, and so do later waits and the next `progress(...)`.
+The *library* scope belongs to the process, the *call* scope to a slot: a context variable. A thread that the user's
+function starts uses the call that began last. To stop a call, the library asks its `CallStop`, which wakes its waits;
+the waits and `progress(...)` raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -17,23 +14,18 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.contexts import payloads
 from stoker.errors import SerializationError, StokerError
 from stoker.units import show_bytes
 
-# ---- call stop
-
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop: at its `stoker.progress(...)`, or while it waits for a model. `state` is its
-    checkpoint, pickled.
-
-    It is not an `Exception`: the `except Exception` of a retry loop would swallow it and start the next request of a
-    call whose client has left.
-    """
+    """Ends a call that was told to stop; no `Exception`, which retry loops swallow. `state` is its pickled
+    checkpoint."""
 
     def __init__(self, state: bytes = b"") -> None:
         super().__init__("the call was told to stop")
@@ -41,13 +33,12 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The order to one call to stop. One thread gives it; the call's threads check it and register how to wake them."""
+    """The order to one call to stop; its threads check it and register how to wake them."""
 
     __slots__ = ("_wakes", "asked")
 
     def __init__(self) -> None:
         self.asked = False
-        """True once the call was told to stop."""
         self._wakes: dict[Callable[[], None], None] = {}
 
     def ask(self) -> None:
@@ -62,20 +53,18 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is told to stop, at once if it was told already. `wake` may be called twice and in
-        any thread; it must not wait or raise."""
+        """Call `wake` when the call is told to stop, maybe twice and in any thread. It must not wait or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Do not call `wake` any more. No-op if it is not registered."""
+        """Do not call `wake` any more."""
         self._wakes.pop(wake, None)
 
 
 def comes_of_stop(error: BaseException) -> bool:
-    """True if the exception was raised because of `Evicted`: user code may translate exceptions, and task groups
-    collect them."""
+    """True if the exception was raised because of `Evicted`."""
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -91,30 +80,21 @@ def comes_of_stop(error: BaseException) -> bool:
     return False
 
 
-# ---- ranks
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
-    """This rank's place in its gang. Ranks count from 0 to `size` - 1. `rendezvous` is the `host:port` at which rank 0
-    awaits the others: its `listener` is a socket that listens there already (None for other ranks, and in a gang of
-    one). The call's end closes it, unless it was `detach`ed. The function chooses the protocol: a store of
-    torch.distributed (`master_listen_fd`), or another. The port is open to the network. Only the ranks of this call
-    know `key`: each connection should prove it first (for instance with `hmac`)."""
+    """This rank's place in its gang; ranks count from 0 to `size` - 1.
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        rendezvous: str = "",
-        listener: socket.socket | None = None,
-        key: bytes = b"",
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.rendezvous = rendezvous
-        self.listener = listener
-        self.key = key
+    `rendezvous` is the `host:port` at which rank 0 awaits the others; its `listener` is a socket there, which the end
+    of the call closes unless it was `detach`ed. The function chooses the protocol, for example a store of
+    torch.distributed (`master_listen_fd`). The port is open to the network and only the ranks know `key`, so each
+    connection should prove it, for instance with `hmac`.
+    """
+
+    rank: int
+    size: int
+    rendezvous: str = ""
+    listener: socket.socket | None = None
+    key: bytes = b""
 
     def __repr__(self) -> str:
         where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
@@ -127,88 +107,52 @@ class Gang:
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes how many seconds to wait for rank 0's address, and gives the place."""
+"""Takes the seconds to wait for rank 0's address, and returns the place."""
 ALONE = Gang(rank=0, size=1)
-"""The place of a call that runs by itself."""
-
-
-# ---- ambient
 
 
 MOST_STATE_BYTES = 16_000_000
-"""No checkpoint is larger: it travels whole in a frame, of which a manager takes 64 MB, and lies in the journal."""
+"""The largest checkpoint: it travels in one frame, of which a manager takes 64 MB, and is kept in the journal."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (pickled, empty without one); returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
-"""Takes the tokens of a prompt; answers as `token_dues`."""
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes a snapshot's form, its folder, and the seconds that it took to make."""
+"""Takes a snapshot's form, its folder, and the seconds it took to make."""
 
 
-class _ProcessScope:
-    def __init__(
-        self,
-        *,
-        devices: tuple[str, ...],
-        context: Any,
-        objects: Mapping[str, str],
-        offer: SnapshotHook | None,
-        device_memory_bytes: int,
-    ) -> None:
-        self.devices = devices
-        self.context = context
-        self.objects = dict(objects)
-        self.offer = offer
-        self.device_memory_bytes = device_memory_bytes
+class _ProcessScope(NamedTuple):
+    devices: tuple[str, ...]
+    context: Any
+    objects: dict[str, str]
+    offer: SnapshotHook | None
+    device_memory_bytes: int
 
 
+@dataclass(eq=False, slots=True)
 class _SlotScope:
-    """`seat` gives a member of a gang its place, which is then kept. `dues`: see `token_dues`; `stop`: see
-    `call_stop`."""
-
-    __slots__ = ("dues", "folder", "hook", "place", "seat", "state", "stop")
-
-    def __init__(
-        self,
-        *,
-        hook: ProgressHook | None,
-        folder: str,
-        state: bytes,
-        seat: SeatHook | None,
-        dues: TokenDues | None = None,
-        stop: CallStop | None = None,
-    ) -> None:
-        self.dues = dues
-        self.stop = stop or CallStop()
-        self.hook = hook
-        self.folder = folder
-        self.state = state
-        self.seat = seat
-        self.place: Gang | None = None
+    hook: ProgressHook | None
+    folder: str
+    state: bytes
+    seat: SeatHook | None
+    dues: TokenDues | None
+    stop: CallStop
+    place: Gang | None = None
 
 
 _library: _ProcessScope | None = None
 _call: contextvars.ContextVar[_SlotScope | None] = contextvars.ContextVar("stoker_call", default=None)
 _latest_call: _SlotScope | None = None
 _running: dict[_SlotScope, None] = {}
-"""The scopes of all calls that run."""
-
-
-# ---- for user code
 
 
 def device() -> str:
-    """The first device of this library as PyTorch names it here: `cuda:0` or `cpu`.
-
-    Outside of a library: `cuda:0` when PyTorch is imported and sees a GPU, else `cpu`, so that a loader can be tried
-    by hand.
-    """
+    """Return the first device of this library as PyTorch names it: `cuda:0` or `cpu`."""
     return devices()[0]
 
 
 def devices() -> tuple[str, ...]:
-    """Return all devices of this library by PyTorch's names here: a library sees only its own, counted from 0."""
+    """Return all devices of this library by PyTorch's names, counted from 0."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -216,10 +160,8 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """A variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
-
-    Raises StokerError outside of a library, and for a name that the context does not have.
-    """
+    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
+    5)."""
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -238,14 +180,17 @@ def load_variable_from_serverless(name: str) -> Any:
 
 
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
-    """Say how far the running call is: `done` of `total` steps (0 = unknown), a metric, and a checkpoint.
+    """Report how far the running call is. No-op outside of a call.
 
-    `state` is anything that can be pickled (16 MB at most), or a function without arguments that makes it. A call that
-    is evicted, cancelled or over its time ends here, with `stoker.contexts.Evicted`; an evicted one goes on elsewhere
-    with `saved_state()`. A call that may end before it has done
-    all items of its `features` should say how far it is: else it is taken to have done them, and its pace is learned
-    from that. One that says it should do so once more at its end: its last report is taken for all that it did. Outside
-    of a call this does nothing.
+    A call that is evicted, cancelled or over its time ends here with `stoker.contexts.Evicted`; an evicted one
+    continues elsewhere with `saved_state()`. Stoker learns the call's pace from its last report, or else from all items
+    of its `features`.
+
+    Args:
+        done: Steps done so far.
+        total: Steps in all; 0 if unknown.
+        metric: A quality of the result so far.
+        state: A checkpoint of at most 16 MB that can be pickled, or a function that returns one.
     """
     scope = _current()
     if scope is None or scope.hook is None:
@@ -263,17 +208,14 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint that this call left when it was evicted, or `default` on a first start."""
+    """Return the checkpoint of this call's eviction, or `default`."""
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """This process's place among the ranks that run the call together; outside of a gang, rank 0 of 1.
-
-    Rank 0 opens the meeting place when it asks; the others wait for it, `limit_s` at most. Raises GangBroken when it
-    does not come: the call is then started again.
-    """
+    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Raises GangBroken if rank
+    0 does not open the meeting place within `limit_s` seconds."""
     scope = _current()
     if scope is None or scope.seat is None:
         return ALONE
@@ -283,19 +225,14 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """For contexts that write tokens: when the first one of a prompt of this length is due (`time.monotonic`), and the
-    seconds for each further one, as the call's objective says (`ttft_s`, `tpot_s`). Infinity and 0 where nobody waits
-    for them."""
+    """Return when the first token of a prompt of this length is due, and the seconds for each further one."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """The stop of the running call, for contexts whose methods take long. Outside of a call, one that is never asked.
-
-    A thread that the user's function has started belongs to the call that runs, if that is the only one. With
-    `own_thread` only a call that runs in this thread counts.
-    """
+    """Return the stop of the running call; outside of a call, one that is never asked. A thread of the user's function
+    belongs to the only running call, unless `own_thread`."""
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)
@@ -303,7 +240,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """Return a folder on local disk for this call alone; it is cleared when the call ends."""
+    """Return a local folder that is cleared when this call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -319,39 +256,26 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of an object of this recipe on this machine, by its cache name; any other path unchanged."""
+    """Return the local path of an object by its cache name; any other path unchanged."""
     given = os.fspath(path)
-    if _library is not None:
-        found = _library.objects.get(given)
-        if found:
-            return Path(found)
-    return Path(given)
+    return Path((_library.objects.get(given) if _library is not None else None) or given)
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of this recipe's object at a path; empty for any other path."""
+    """Return the cache name of the object at a path, or an empty string."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Say, while the context loads, that it lies in `folder` in a form that loads faster: other pilots can have it
-    then.
-
-    `form` names it the same everywhere, and `local_path(form)` is where one lies that came from another pilot. Outside
-    of a library it does nothing.
-    """
+    """Offer a folder from which this context loads faster to other pilots (`local_path(form)` there)."""
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory of this library on each of its devices; 0 if the recipe declares none, and outside of
-    a library. For engines that reserve memory when they start."""
+    """Return the declared memory on each device; 0 if undeclared."""
     return _library.device_memory_bytes if _library is not None else 0
-
-
-# ---- for the library process
 
 
 def enter_library(
@@ -362,11 +286,14 @@ def enter_library(
     offer: SnapshotHook | None = None,
     device_memory_bytes: int = 0,
 ) -> None:
-    """Begin (or change) the process's scope: before the loader runs, and again with the context it returned.
+    """Set the process's scope: before the loader runs, and again with the context that it returned.
 
-    `device` is as the pilot names it (`cuda:3`, `cpu:0`), one or several; the process must see only its own GPUs.
-    `objects` maps cache names, and forms of snapshots, to local paths; `offer` takes snapshots while the context loads;
-    `device_memory_bytes` is what it may hold of each device, 0 if its recipe does not say.
+    Args:
+        device: Devices as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own GPUs.
+        context: The loaded context.
+        objects: Local paths by cache name and by form of a snapshot; None keeps the ones before.
+        offer: Takes snapshots while the context loads.
+        device_memory_bytes: The limit on each device; 0 if undeclared.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
@@ -375,9 +302,7 @@ def enter_library(
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _ProcessScope(
-        devices=tuple(named), context=context, objects=kept, offer=offer, device_memory_bytes=device_memory_bytes
-    )
+    _library = _ProcessScope(tuple(named), context, dict(kept), offer, device_memory_bytes)
 
 
 def leave_library() -> None:
@@ -396,10 +321,9 @@ def enter_call(
     dues: TokenDues | None = None,
     stop: CallStop | None = None,
 ) -> None:
-    """Begin a call in this thread, with its progress hook, folder, checkpoint, seat in a gang, token deadlines and
-    stop."""
+    """Begin a call in this thread."""
     global _latest_call
-    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
+    _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
     _call.set(scope)
 

@@ -1,21 +1,15 @@
 """The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
 
-A request passes through two stages (SLINFER §III-A). *Prefill* steps read its prompt; the last one writes its first
-token. Then every *decode* step reads that token and writes the next one. Requests join and leave between steps
-(continuous batching), so a short request never waits for a long one.
+*Prefill* steps read a request's prompt; the last writes its first token, and each *decode* step one more (SLINFER
+§III-A). The engine, the pilot and the simulator follow the same rules:
 
-The engine, the pilot and the simulator follow the same rules:
-
-- A request joins as soon as a row and memory for it are free: earliest next token first, then the oldest.
-- A prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
-  with `mixes`, requests that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and the tokens that it will probably write: at least its written tokens and
-  the mean of ended requests (SLINFER eq. 2), at most its limit. A reservation is as long as a row of the cache: a power
-  of two, or whole pages.
+- A request joins as soon as a row and memory are free: earliest next token first, then the oldest.
+- A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps; or, with `mixes`,
+  writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves memory for its prompt and its probable tokens: at least its written ones and the mean of ended
+  requests (SLINFER eq. 2), at most its limit.
 - A request that outgrows its reservation takes a larger one. If none is free, the request with the longest headroom
-  (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later with its written tokens.
-
-Seconds are of one clock; memory is counted in tokens of the key-value cache.
+  (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later.
 """
 
 from __future__ import annotations
@@ -30,14 +24,12 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import padded_length
 
 SMALLEST_ROW_TOKENS = 64
-"""No row of the cache is shorter."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """Limits of one batch: requests, tokens of prompts in one step, tokens of the cache (0 = unlimited).
-    `prefill_requests`: prompts that one step reads (0 = unlimited; SLINFER §V reads one). `mixes`: requests that write
-    take part in prefill steps. `page_tokens`: tokens of a cache page, of which a row takes as many as it needs (vLLM);
-    0 = a row is one piece, a power of two."""
+    """Limits of one batch: requests, prompt tokens and prompts in one step, tokens of the cache (0 = unlimited).
+    `mixes`: writing requests join prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = rows are powers of
+    two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -52,7 +44,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def longest_row(self) -> int:
-        """The longest row that the cache has room for; 0 = of any length."""
+        """Return the longest row that fits the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -60,11 +52,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: of each request, how many tokens it reads, and how many the cache holds already.
-
-    `prefill`: it reads prompts. `writing`: how many of the requests write; they read one token each. `evicted` requests
-    lose their cache first.
-    """
+    """One pass through the model: of each request the tokens that it reads, and those in the cache (`starts`).
+    `writing` requests read one token each; `evicted` ones lose their cache first."""
 
     prefill: bool
     requests: tuple[int, ...]
@@ -88,12 +77,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request as the batch sees it.
-
-    `read`: its tokens that the cache holds. `made`: tokens that it has written, `most` of them at the utmost.
-    `first_due_at`: when its first token is due, infinity if nobody waits for it; each further one is due `tpot_s`
-    later, never if that is 0.
-    """
+    """A request as the batch sees it, with `read` tokens in the cache and `made` of at most `most` written. Its first
+    token is due at `first_due_at`, each further one `tpot_s` later (0: none is due)."""
 
     id: int
     prompt: int
@@ -107,8 +92,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1), infinity if nobody waits for it; its headroom is the time until
-        then."""
+        """When its next token is due (SLINFER eq. 1)."""
         if self.made and not self.tpot_s:
             return math.inf
         return self.first_due_at + self.made * self.tpot_s
@@ -120,7 +104,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens that are read before it can write the next one; exactly 1 while it decodes."""
+        """Tokens to read before the next one; 1 while it decodes."""
         return self.length - self.read
 
     @property
@@ -130,7 +114,7 @@ class BatchedRequest(msgspec.Struct):
 
 
 def row_tokens(tokens: int) -> int:
-    """Return the length of the cache row for this many tokens: a power of two."""
+    """Return the length of a cache row: a power of two."""
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
@@ -140,12 +124,10 @@ class RunningBatch:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.waiting: list[BatchedRequest] = []
-        """The most urgent first. What makes a request urgent does not change while it waits."""
         self._waiting: dict[int, BatchedRequest] = {}
-        """The same requests, by id."""
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
-        """The mean number of tokens that a request writes, of those that have ended."""
+        """The mean number of tokens that ended requests have written."""
         self._ended = 0
         self._arrivals = 0
         self._decode_next = False
@@ -161,14 +143,13 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """When the first token of the whole batch is due; infinity if none is. A request that waits for memory does not
-        count: no step takes it further."""
+        """When the first token of the batch is due."""
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why no batch within these limits can hold such a request; empty if one can."""
+        """Return why a request of these sizes never fits; empty if it does."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -178,17 +159,14 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """A request has come: `prompt` tokens (1 or more), `most` new ones (1 or more).
-
-        Raises ValueError for a request that would wait for ever, because no row is large enough (`why_not`).
-        """
+        """Add a request. Raises ValueError if no row is large enough (`why_not`)."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """Return the next step; None without requests. The caller confirms it with `did`."""
+        """Return the next step, which the caller confirms with `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -211,28 +189,24 @@ class RunningBatch:
         return _step(parts, prefill=True, evicted=evicted)
 
     def requests(self) -> tuple[BatchedRequest, ...]:
-        """All requests, those in the batch first."""
+        """Return all requests, those in the batch first."""
         return (*self.running.values(), *self.waiting)
 
     def decode_length(self, step: Step) -> float:
-        """The mean length that a decode step computes: of its requests, or, where rows have the sizes of powers of two,
-        of the longest of each size (`step_times.padded_length`)."""
+        """Return the mean length that a decode step computes."""
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """How many times in a row `next` gives this step (which it has given just now), each a token further on,
-        if meanwhile no request comes, ends or leaves. A decode step is repeated until a request outgrows its
-        reservation."""
+        """Return how often `next` gives this step if no request changes."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
 
     def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
-        """The step was computed, `times` in a row (more than 1 only as `repeats` allows): each request whose tokens are
-        all read has written one more. `ended` leave."""
+        """Note that a step was computed `times` times."""
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
             request.read += count + times - 1
@@ -256,8 +230,7 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Tokens of the cache that all requests and one more would need if they were at their peaks at the same time
-        (SLINFER eq. 2), each taken to write `output` tokens at least."""
+        """Return the cache tokens if all requests and one more peak at once (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
@@ -282,7 +255,7 @@ class RunningBatch:
             del self._waiting[request.id]
 
     def make_room(self) -> tuple[int, ...]:
-        """Enlarge the reservations that are full; return the requests that were evicted for it."""
+        """Enlarge the reservations that are full; return the evicted requests."""
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):
@@ -298,7 +271,6 @@ class RunningBatch:
         return tuple(evicted)
 
     def _evict(self) -> int:
-        """Move the request with the longest headroom from the batch to the waiting ones."""
         last = max(self.running.values(), key=_urgency)
         del self.running[last.id]
         last.read = last.reserved = 0
@@ -306,7 +278,6 @@ class RunningBatch:
         return last.id
 
     def _wait(self, request: BatchedRequest) -> None:
-        """Insert a request among the waiting ones by its urgency."""
         insort(self.waiting, request, key=_urgency)
         self._waiting[request.id] = request
 
@@ -320,5 +291,4 @@ def _step(parts: list[tuple[BatchedRequest, int]], *, prefill: bool, evicted: tu
 
 
 def _urgency(request: BatchedRequest) -> tuple[float, int]:
-    """Smaller is more urgent: the least headroom, then the oldest."""
     return request.due_at, request.arrival

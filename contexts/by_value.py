@@ -1,57 +1,121 @@
-"""cloudpickle, with the user's own functions, classes and modules by value.
+"""cloudpickle, with the user's own functions, classes and modules by value. Open files are refused.
 
-A reducer answers as `__reduce_ex__` does, or None to leave an object to cloudpickle. Type variables and sentinels are
-compared with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go
-by name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
-with the `Color` that it was given.
+Type variables and sentinels are compared with `is`, so each has an id and is one object in a process. Classes of
+modules that travel go by name, with the simple attributes that the program has set: a function that imports `Color`
+compares it with the `Color` that it was given. A copy of an open file would write elsewhere, and one of a temporary
+file would remove the program's own.
 """
 
 from __future__ import annotations
 
+import _io
 import contextlib
 import enum
 import functools
 import importlib
 import inspect
+import io
+import logging
+import mmap
 import pickle
 import sys
+import tarfile
+import tempfile
 import threading
 import types
 import typing
 import uuid
 import weakref
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.carried_modules import has_travelled
 from stoker.contexts.function_code import SourceLines, know, lines_of, names_in_class_bodies
-from stoker.contexts.open_handles import SUSPECTS, reduce_handle, tell_of_finalizer
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.user_code import is_installed, lookup
+from stoker.contexts.user_modules import has_travelled
 
-# ---- classes by name
+_FILES = (
+    io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.TextIOWrapper, mmap.mmap,
+)  # fmt: skip
+_TEMPORARY = (
+    tempfile._TemporaryFileWrapper,
+    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # what removes the file of the one above
+    tempfile.SpooledTemporaryFile,
+    tempfile.TemporaryDirectory,
+)
+_ARCHIVES = (zipfile.ZipFile, tarfile.TarFile)
+SUSPECTS: tuple[type, ...] = (_io._IOBase, mmap.mmap, *_TEMPORARY, *_ARCHIVES)
+_HANDLES: tuple[tuple[Any, str, str], ...] = (
+    (tempfile.TemporaryDirectory, "a temporary folder", "pass its path (.name)"),
+    (_ARCHIVES, "an open archive", "pass its path, and open it in the function"),
+    (mmap.mmap, "a mapped file", "pass its path, and map it in the function"),
+    (_TEMPORARY, "a temporary file", "pass its path (.name), and open it in the function"),
+    (object, "an open file", "pass its path, and open it in the function"),
+)
+_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+
+
+logger = logging.getLogger("stoker.captured")
+_told: set[str] = set()
+
+
+class OpenHandle(pickle.PicklingError):
+    """Raised for a handle that would be pickled."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what = what
+        self.advice = advice
+
+
+def is_handle(value: Any) -> bool:
+    """True for an open file or archive, or a temporary file or folder; not for streams of this process, files in
+    memory, and classes of packages."""
+    if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
+        return False
+    if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
+        return True
+    in_memory = isinstance(value, io.BytesIO | io.StringIO)
+    return not in_memory and type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+def _handle_error(value: Any) -> OpenHandle:
+    what, advice = next((what, advice) for kinds, what, advice in _HANDLES if isinstance(value, kinds))
+    name, mode = _fact(value, "name"), _fact(value, "mode")
+    if what == "an open file" and isinstance(name, int):
+        advice = "open the file in the function"
+    if name is None:  # bz2 and lzma keep the file beneath
+        name = value.filename if isinstance(value, zipfile.ZipFile) else _fact(_fact(value, "_fp"), "name")
+    if isinstance(name, str | bytes) and name:
+        what += f" {name!r:.200}"
+    return OpenHandle(what + (f" (mode {mode!r:.20})" if isinstance(mode, str) else ""), advice)
+
+
+def tell_of_finalizer(kind: type) -> None:
+    """Warn once of a user's class with a `__del__`."""
+    name = kind.__qualname__
+    if name not in _told:
+        _told.add(name)
+        logger.warning(
+            "%s has a __del__, which runs in the library too, when the copy there goes: it must not remove files that"
+            " the program still wants; pass the path instead (said once)",
+            name,
+        )
+
+
+def _fact(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # of a detached or closed file, or of a property of the user's
+        return None
 
 
 _SIMPLE = frozenset({int, str, float, bool, bytes, complex, type(None)})
 _CONTAINERS = frozenset({tuple, list, set, frozenset, dict})
 _MOST_PARTS = 64
-
-
-def is_found_by_name(kind: type) -> bool:
-    """True if a class is found under its name in its module."""
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is kind
-
-
-def simple_attributes(kind: type) -> dict[str, Any]:
-    """Return attributes of a class that are numbers, texts or small containers of these."""
-    if isinstance(kind, enum.EnumMeta):
-        return {}
-    return {name: part for name, part in vars(kind).items() if not name.startswith("__") and _is_simple(part)}
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
@@ -75,9 +139,6 @@ def _is_simple(part: Any) -> bool:
     return all(type(each) in _SIMPLE for each in parts)
 
 
-# ---- reducers
-
-
 CACHED = type(functools.lru_cache(len))
 """The class of functions under `functools.cache` and `lru_cache`."""
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # it is a function
@@ -86,9 +147,6 @@ _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-define
 def is_dispatcher(function: types.FunctionType) -> bool:
     """True for a function under `functools.singledispatch`."""
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
-
-
-# ---- functions
 
 
 def _reduce_cached(value: Any) -> Any:
@@ -138,14 +196,8 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-# ---- classes
-
-
 def class_reduction(kind: type) -> Any:
-    """How to rebuild a class by value, its slots with it: Python makes them together with the class, or never.
-
-    Raises PicklingError for a class that can't be rebuilt so.
-    """
+    """Return how to rebuild a class by value. Raises PicklingError."""
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
             f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
@@ -164,7 +216,6 @@ def class_reduction(kind: type) -> Any:
 
 
 def _wanted_by_bases(kind: type) -> str:
-    """Return a keyword that `__init_subclass__` of a base requires, or an empty string."""
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
@@ -179,22 +230,13 @@ def _wanted_by_bases(kind: type) -> str:
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-# ---- what is compared with `is`
-
-
 def _reduce_type_variable(value: Any) -> Any:
     kind = type(value)
-    arguments, options = (value.__name__,), dict[str, Any]()
-    if kind is typing.TypeVar:
-        arguments = (value.__name__, *value.__constraints__)
-    if kind is not typing.TypeVarTuple:
-        options = {
-            "bound": value.__bound__,
-            "covariant": value.__covariant__,
-            "contravariant": value.__contravariant__,
-        }
+    constraints = value.__constraints__ if kind is typing.TypeVar else ()
+    names = () if kind is typing.TypeVarTuple else ("bound", "covariant", "contravariant")
+    options = {name: getattr(value, f"__{name}__") for name in names}
     identity = _inside._get_or_create_tracker_id(value)
-    return new_named, (kind, arguments, options, {"__module__": value.__module__}, identity)
+    return new_named, (kind, (value.__name__, *constraints), options, {"__module__": value.__module__}, identity)
 
 
 def _reduce_new_type(value: Any) -> Any:
@@ -206,7 +248,7 @@ def _reduce_new_type(value: Any) -> Any:
 def new_named(
     kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
 ) -> Any:
-    """Return a type variable or a NewType: the one with this id, if it exists."""
+    """Return the type variable or NewType with this id."""
     made = kind(*arguments, **options)
     for name, value in attributes.items():
         with contextlib.suppress(AttributeError):
@@ -244,10 +286,6 @@ def sentinel(identity: str) -> object:
     return value
 
 
-def _reduce_weak_dictionary(value: Any) -> Any:
-    return type(value), (dict(value),)
-
-
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
     CACHED: _reduce_cached,
     functools.cached_property: _reduce_cached_property,
@@ -256,40 +294,29 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
     typing.ParamSpec: _reduce_type_variable,
     typing.TypeVarTuple: _reduce_type_variable,
     typing.NewType: _reduce_new_type,
-    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
-    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+    weakref.WeakKeyDictionary: lambda value: (type(value), (dict(value),)),
+    weakref.WeakValueDictionary: lambda value: (type(value), (dict(value),)),
     object: _reduce_sentinel,
 }
 
 
-# ---- by value
-
-
-NONE: frozenset[str] = frozenset()
-
-
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles what is the user's own by value, and its source lines where a `SourceLines` asks for them.
+    """Pickles the user's own code by value, and its source lines at a `SourceLines`. Classes of the modules `by_name`
+    go by name; with `prefers_names` everything does."""
 
-    `by_name`: modules whose classes go by name. With `prefers_names` all goes by name that its module has.
-    """
-
-    def __init__(self, *args: Any, by_name: frozenset[str] = NONE, prefers_names: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, by_name: frozenset[str] = frozenset(), prefers_names: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
-        """The user's own that were pickled."""
         self.named: set[str] = set()
-        """The user's own modules that something was pickled by name of, with `prefers_names`."""
+        """The user's own modules of parts that went by name, with `prefers_names`."""
         self.modules: list[types.ModuleType] = []
-        """The user's own modules that were pickled."""
         self._by_name = by_name
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Give the functions of these modules, which are in the value, the modules' own globals when they are rebuilt.
-
-        Otherwise each would have a copy: what a function sets as a global, its module would not show.
-        """
+        """Give rebuilt functions of these modules the modules' own globals, not copies."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -306,9 +333,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         elif isinstance(obj, SourceLines):
             return know, (lines_of(function.__code__ for function in self.functions),)
         elif isinstance(obj, SUSPECTS):
-            reduced = reduce_handle(obj)
-            if reduced is not NotImplemented:
-                return reduced
+            stream = next((name for name in _STREAMS if obj is getattr(sys, name, None)), None)
+            if stream is not None:
+                return getattr, (sys, stream)
+            if is_handle(obj):
+                raise _handle_error(obj)
         else:
             kind = type(obj)
             if hasattr(kind, "__del__") and not is_installed(kind.__module__):
@@ -329,14 +358,17 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def _class(self, kind: type) -> Any:
         if self._by_value(kind.__module__):
-            if (kind.__module__ in self._by_name or has_travelled(kind.__module__)) and is_found_by_name(kind):
-                return class_by_name, (kind.__module__, kind.__qualname__, simple_attributes(kind))
-            return class_reduction(kind)
+            home, name = kind.__module__, kind.__qualname__
+            if (home not in self._by_name and not has_travelled(home)) or lookup(home, name) is not kind:
+                return class_reduction(kind)
+            own = () if isinstance(kind, enum.EnumMeta) else vars(kind).items()
+            simple = {name: part for name, part in own if not name.startswith("__") and _is_simple(part)}
+            return class_by_name, (home, name, simple)
         reduced = super().reducer_override(kind)
-        return class_reduction(kind) if reduced is not NotImplemented and reduced[-1] is _FILLS_A_CLASS else reduced
+        is_dynamic = reduced is not NotImplemented and reduced[-1] is _inside._class_setstate
+        return class_reduction(kind) if is_dynamic else reduced
 
     def _by_value(self, home: Any) -> bool:
-        """True for a module of the user's own whose functions and classes go by value."""
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
             return False
         if self._prefers_names:
@@ -344,19 +376,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return not self._prefers_names
 
     def _is_found(self, obj: Any) -> bool:
-        """True for an object that goes by name and is found under its name in its module."""
-        home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-        name = name or getattr(obj, "__name__", None)
+        home = getattr(obj, "__module__", None)
+        name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
         if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
             return False
-        found: Any = sys.modules.get(home)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return found is obj
+        return lookup(home, name) is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """cloudpickle's reduction, with the closure cells that functions share, and globals that class bodies in it
-        use."""
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)
         known = func.__globals__
         for name in names_in_class_bodies(func.__code__):
@@ -366,8 +392,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 class _Globals:
-    """Stands in a pickle for the globals of a module."""
-
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
 
@@ -379,5 +403,4 @@ def _fill(module: types.ModuleType, values: dict[str, Any]) -> None:
     vars(module).update(values)
 
 
-_FILLS_A_CLASS = _inside._class_setstate
 _MODULE_MACHINERY = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__"})

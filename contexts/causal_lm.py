@@ -1,12 +1,12 @@
-"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
+r"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
 
     from stoker import app, causal_lm
 
     @app(context=causal_lm("models/SmolLM2-1.7B"))
     def verify(model, claims):
-        return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
+        return model.label_scores([f"Claim: {claim}\nAnswer:" for claim in claims], [" true", " false"])
 
-The context is in `language_model`. It is not imported here, so a login node writes recipes without a GPU library.
+`language_model` has the context. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _PRELOAD = (
     "torch",
     "transformers",
     "stoker.contexts.language_model",
-    "stoker.contexts.model_loading",
     "stoker.contexts.streamed_model",
     "transformers:AutoModelForCausalLM",
     "transformers:AutoTokenizer",
@@ -64,20 +63,15 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model, in the process that calls it: for loaders, as in `language_model`.
-
-    - `path`: a folder, a `.gguf` file or a name on the model hub; the rest as in `causal_lm`.
-
-    Raises whatever Transformers raises for a model that it cannot read, and ValueError for an engine that the model
-    cannot have.
-    """
-    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+    """Load a language model in the process that calls it, for loaders of your own; arguments as in `causal_lm`. Raises
+    Transformers' errors, and ValueError for an engine that does not support the model."""
+    from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
-@context
+@context  # the key of a recipe holds the code of these two, with their docstrings
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
@@ -112,25 +106,23 @@ def causal_lm(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """The recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
+    """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
 
-    - `path`: a folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file: these
-      travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
-      Empty for the small model of `default_model()`.
-    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
-      and the model's own on a GPU.
-    - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
-    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
-    - `engine`: what writes. `continuous`: every call joins one running batch (Stoker's own, on a CPU or a GPU);
-      `static`: batches that begin and end together, for any architecture; `transformers`: the first of these that the
-      architecture allows; `vllm`: vLLM, where it is installed on the pilot. `auto`: vLLM where it imports and the
-      device is a GPU, else `transformers`.
-    - `graphs`: the continuous engine captures its decode steps as CUDA graphs on a GPU, which removes the time of
-      launching kernels one by one. On a CPU it has no effect.
-    - `slots`: calls that run at once in one library, so that their texts are written together; `auto`: as many as the
-      engine serves within its memory.
+    Args:
+        path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file; these
+            travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
+            `default_model()`.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
+            own on a GPU.
+        snapshot: Keep a converted copy on the pilot's disk, so that the next load takes a second.
+        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
+        engine: `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and end
+            together, for any architecture; `transformers`: the first of these that the architecture allows; `vllm`,
+            where it is installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`.
+        graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
+        slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
 
-    The other options are `@context`'s. Raises RecipeError for a path that is none of these.
+    The other options are `@context`'s. Raises RecipeError for any other path.
     """
     check_graphs(graphs, engine=engine)
     return model_recipe(
@@ -153,12 +145,11 @@ def model_recipe(
     preload: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
-    """The recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
+    """Return the recipe of a language model with a loader of your own.
 
-    The loader is under `@context` and takes `path`, and `dtype`, `snapshot` and `threads` by name, and `engine` if
-    one is named. Loaders that are written alike, in whatever module, make one context of one model. `preload`: what a
-    pilot imports ahead, beside what the model itself wants. `options` are `@context`'s. Raises RecipeError for a path
-    that is no model's.
+    The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
+    `preload`: further modules that a pilot imports ahead. `options` are `@context`'s. Raises RecipeError for a path
+    without a model.
     """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
@@ -170,7 +161,9 @@ def model_recipe(
             f"{shown_name(source)} is an encoder ({encoder}), which writes no text; take stoker.encoder(...) for it",
             path=source,
         )
-    needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
+    classes = architectures(source) or (_USUAL_ARCHITECTURE,)  # a GGUF file does not name its own
+    ahead = dict.fromkeys([*_PRELOAD, *(f"transformers:{name}" for name in classes), *preload])
+    needs = {"files": ("path",) if is_local else (), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key says it already: of the folder, the dtype and the declared memory.
@@ -190,7 +183,7 @@ def check_graphs(graphs: bool, *, engine: str) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """Return the full name of a dtype, also for a short name. Raises RecipeError, for the recipe of `what`."""
+    """Return the full name of a dtype. Raises RecipeError, for the recipe of `what`."""
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         short = ", ".join(_SHORT_DTYPES)
@@ -199,17 +192,15 @@ def dtype_named(dtype: str, *, what: str) -> str:
 
 
 def engine_options(engine: str) -> frozenset[str]:
-    """Names of the options of `CausalLM.complete` that an engine may honour beyond the common ones: `json_schema`, and
-    those of `engine_options`. For `auto` vLLM counts if this Python environment has it."""
+    """Return the options of `CausalLM.complete` that an engine may honour beyond the common ones. For `auto` vLLM
+    counts if this environment has it."""
     may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
     return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 
 
 def default_model() -> str:
-    """The path of SmolLM2-135M-Instruct, a small model (Apache-2.0), in the package that carries it as GGUF.
-
-    Raises RecipeError with the command that installs it.
-    """
+    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF. Raises RecipeError
+    with the command that installs it."""
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))
@@ -220,13 +211,6 @@ def default_model() -> str:
             " or name a model of your own, as in causal_lm('models/mine')"
         )
     return str(found[0])
-
-
-def _preload(source: str) -> tuple[str, ...]:
-    """Return the modules that a pilot imports ahead, with the model's architecture if its folder names it (a GGUF file
-    does not)."""
-    names = architectures(source) or (_USUAL_ARCHITECTURE,)
-    return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 
 
 sys.modules[__name__].__class__ = CallableModule

@@ -1,12 +1,8 @@
 """Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
 
-A runtime is compiled and computed in one thread: a CUDA graph belongs to the thread that recorded it, and code for a
-CPU is compiled for a number of threads, which other threads would change (`core_share`).
-
-The compiler's folder (graphs, kernels, shared objects) is kept as a snapshot: the first library compiles, the others
-load. PyTorch's `save_cache_artifacts` leaves out the shared objects of a CPU, which cost 18 s of 27 s. Other
-pilots get the snapshot under its *form*, and a library works on a copy. A damaged artifact is moved aside, and one of
-another machine is replaced: it costs the time to compile, never the load.
+One thread compiles and computes: a CUDA graph belongs to its thread, and CPU code is compiled for a number of threads.
+The compiler's folder is kept as a snapshot that other pilots get under its *form*; PyTorch's `save_cache_artifacts`
+leaves out the shared objects of a CPU. A damaged artifact is moved aside, one of another machine is replaced.
 """
 
 from __future__ import annotations
@@ -30,22 +26,20 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import make_folder, set_aside, snapshot_facts
+from stoker.contexts.snapshot import made_s_of, make_folder, set_aside
 from stoker.errors import ContextError
 from stoker.units import show_seconds
 
-# ---- encoder inputs
-
 
 class TokenRow(NamedTuple):
-    """A text's tokens, and for each the number of its text in a pair (empty where the model takes none)."""
+    """A text's tokens, and for each the number of its text in a pair, if any."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The shape of every batch of a runtime: tokens of each text, and number of texts."""
+    """The shape of a runtime's batches: tokens of a text, and texts."""
 
     length: int
     batch: int = 1
@@ -54,10 +48,7 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths.
-
-    `padding`: the id of the padding token. In a runtime's shape, the first text stands in the places that are left.
-    """
+    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -71,41 +62,34 @@ def network_inputs(
     return inputs, lengths
 
 
-# ---- compiled artifacts
-
-
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
-"""Compiles with this folder as the compiler's cache."""
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""No processes that outlive the load; and no precompiled C++ headers, which stay in /tmp with 150 MB each."""
+"""No processes that outlive the load; no precompiled C++ headers, which stay in /tmp with 150 MB each."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 class _Had(NamedTuple, Generic[Made]):
-    """The compiled result, and True if it was compiled now."""
-
     made: Made
     is_new: bool
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin. Without a form
-    nothing is kept. Raises what compiling raises."""
+    """Return the result of `compile`, or of a snapshot of this form, and its origin."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
-    if snapshot_facts(place) is None and (facts := snapshot_facts(came)) is not None:
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
         had = _from(came, compile, place=place)
         if had is not None and not had.is_new:
-            return had.made, f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+            return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
         if had is not None:
             return had.made, _offered(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and snapshot_facts(place) is None:  # the disk takes nothing
+        if found is None and made_s_of(place) is None:  # the disk takes nothing
             break
         had = _Had(found[0], True) if found else _from(place, compile, place=place)
         if had is not None:
@@ -115,17 +99,14 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
 
 
 def _offered(form: str, place: Path, how: str) -> str:
-    """Offer the snapshot at `place` if it was written; return its origin, for people."""
-    facts = snapshot_facts(place)
-    if facts is None:
+    made_s = made_s_of(place)
+    if made_s is None:
         return _NOT_KEPT
-    made_s = float(facts.get("made_s", 0.0))
     ambient.offer_snapshot(form, place, made_s=made_s)
     return f"{how} in {show_seconds(made_s)}"
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile, and keep the result at `place`; None if it exists or cannot be kept. Raises what compiling raises."""
     found: list[Made] = []
     failed: list[Exception] = []
 
@@ -147,7 +128,6 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
 
 
 def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
-    """Load an artifact; None if it is damaged. If something was compiled nevertheless, keep that at `place`."""
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
             cache = Path(folder, _CACHE)
@@ -169,7 +149,6 @@ def _files(cache: Path) -> set[str]:
 
 
 def _replace(place: Path, cache: Path, *, made_s: float) -> None:
-    """Replace the artifact of another machine by the content of `cache`."""
     log.info("%s was compiled for another machine; it is replaced", place)
     shutil.rmtree(place, ignore_errors=True)
 
@@ -189,7 +168,7 @@ def _alone(compile: Compile[Made]) -> Made:
 
 @contextlib.contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """Have the compiler keep its files in this folder during the block, and nowhere else."""
+    """Have the compiler keep its files in this folder during the block."""
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -207,26 +186,21 @@ def inductor_cache(folder: Path) -> Iterator[None]:
         utils.clear_inductor_caches()
 
 
-# ---- compiling
-
-
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes a network's inputs, in the thread that computes: a tensor that was made elsewhere (outside of
-inference mode) has other code compiled for it."""
+"""Makes a network's inputs in the computing thread: other code is compiled for a tensor made outside of inference
+mode."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
-"""How PyTorch begins to say where its developers find more."""
 _FORMAT = 1
 _RUNS = 3
 """A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
 
 
 class Runtime(Protocol):
-    """An `EncoderModel` that is a runtime. `source` identifies the model, the same everywhere;
-    `longest` is its length in tokens."""
+    """An `EncoderModel` that is a runtime."""
 
     name: str
     source: str
@@ -240,27 +214,26 @@ class Runtime(Protocol):
         """As PyTorch names it."""
 
     def compile(self, compiler: Compiler) -> None:
-        """Have its network compiled, and compute in the compiler's thread."""
+        """Compile its network, and compute in the compiler's thread."""
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names what it compiles, the same
-    everywhere; empty: nothing is kept."""
+    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names the result; empty: it is not
+    kept."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
-        """How the last network came about, for people."""
         self._device = device
         self._form = form
         threads = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "compiled", initializer=torch.set_num_threads, initargs=(threads,))
 
     def run(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work` in the compiler's thread and return its result. Raises its errors."""
+        """Run `work` in the compiler's thread."""
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """Return the network compiled and run for inputs of this shape. Raises torch.compile's errors."""
+        """Return the network compiled and run for these inputs."""
 
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))
@@ -289,11 +262,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Have a runtime compiled, if that is wanted.
-
-    A runtime that cannot be compiled computes as it is, with a warning. Raises ContextError if it had to be compiled
-    (True).
-    """
+    """Compile a runtime if that is wanted. A failure raises ContextError for True alone."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -306,7 +275,7 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         if wanted is True:
             raise ContextError(
                 f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
-                " serve its texts; with compiled='auto' it computes as it is",
+                " serve its texts; with compiled='auto' it computes as it is"
             ) from error
         log.warning("%s, %s tokens: computed as it is, not compiled: %s", model.name, model.longest, why)
     else:
@@ -317,14 +286,13 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the device kind that code is compiled for: a GPU's name, or a CPU's instruction set."""
+    """Return a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _form(model: Runtime) -> str:
-    """Return a name for the compiled code: PyTorch's version, the device kind, and a digest of the rest."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
@@ -337,7 +305,6 @@ def _form(model: Runtime) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Return an error's class and first two lines: PyTorch names the backend first and the reason second."""
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
     return ": ".join([type(error).__name__, *said])[:300]

@@ -1,14 +1,14 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
-line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
+A pickle depends on identities, orders of sets, modules and line numbers. So the value is walked, and each part is fed
+to SHA-256 after its type and length.
 
-Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to, recursively.
-          Not file names, line numbers, or its module. Another minor version of Python gives another key.
-Installed code of the environment counts by name and the version of its distribution (`user_code`).
-Cycles    a function, class or module that was met before counts by the number of its first meeting; a container that
-          contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
-Others    any other object counts by its `__reduce_ex__`; RecipeError without one.
+    Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to. Not file
+              names, line numbers, or its module. It depends on Python's minor version.
+    Installed code of the environment counts by name and the version of its distribution (`user_code`).
+    Cycles    a function, class or module that was met before counts by the number of its first meeting; a container
+              that contains itself, by its distance upwards. The walk is sorted.
+    Others    paths, methods, arrays, tensors by their parts; any other object by its `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,91 @@ import functools
 import hashlib
 import itertools
 import os
+import pathlib
 import re
 import struct
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts.by_value import CACHED, is_dispatcher
 from stoker.contexts.function_code import asks_where_it_lies, attribute_names, global_names
-from stoker.contexts.object_parts import ObjectParts, Raw, Text, kind_name, parts_of
 from stoker.contexts.unpicklable import future_kind
-from stoker.contexts.user_code import ModuleSource, is_installed, source_of, version_of
+from stoker.contexts.user_code import ModuleSource, is_installed, kind_name, lookup, source_of, version_of
 from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
 from stoker.errors import RecipeError
+
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+
+
+def _parts_of(value: Any, kind: type) -> tuple[str, list[Any]] | None:
+    if isinstance(value, pathlib.PurePath):
+        return "path", [str(value)]
+    if isinstance(value, enum.Enum):
+        return "enum", [kind, value.name]
+    if isinstance(value, types.MethodType):
+        return "method", [value.__func__, value.__self__]
+    if kind in (classmethod, staticmethod):
+        return kind.__name__, [value.__func__]
+    if kind is property:
+        return "property", [value.fget, value.fset, value.fdel]
+    if kind is functools.cached_property:
+        return "cached-property", [value.func]
+    if kind in _WEAK:
+        return kind.__name__, [set(value) if kind is weakref.WeakSet else dict(value)]
+    if isinstance(value, functools.partial):
+        return "partial", [value.func, value.args, value.keywords]
+    if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        owner = getattr(value, "__self__", None)
+        name = f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}"
+        return "builtin", [name, None if isinstance(owner, types.ModuleType) else owner]
+    if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+        return "slot", [value.__name__]
+    return None
+
+
+def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | None:
+    if kind is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject:
+        return "array", [str(value.dtype), tuple(value.shape)], "data", bytes(value.tobytes())
+    if (storage := _storage_bytes(value)) is not None:
+        return "", [], "storage", storage
+    if _is_dense_tensor(value):
+        facts = [kind_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
+        return "tensor", facts, "data", _tensor_bytes(value)
+    return None
+
+
+def _is_dense_tensor(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")  # lacks some names while another thread imports it
+    return (
+        type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
+        and not vars(value)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type != "meta"
+    )
+
+
+def _storage_bytes(value: Any) -> bytes | None:
+    torch: Any = sys.modules.get("torch")
+    untyped: Any = getattr(torch, "UntypedStorage", ())
+    typed: Any = getattr(torch, "TypedStorage", ())
+    if isinstance(value, typed):
+        plain = value._untyped_storage
+    elif isinstance(value, untyped):
+        plain = value
+    else:
+        return None
+    return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
+
+
+def _tensor_bytes(value: Any) -> bytes:
+    torch = sys.modules["torch"]
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
 
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
 _CLASS_MACHINERY = frozenset({
@@ -43,8 +114,8 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return 64 hex digits for the content of these values together. Raises RecipeError for an object without content,
-    with the part by its place in `names` and the place within it."""
+    """Return 64 hex digits for the content of these values together. Raises RecipeError for a part without content,
+    with its place in `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -54,8 +125,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return 32 hex digits for the content of an item of data, the same for all versions of Python unless the item
-    holds code. Raises RecipeError as `digest_of`."""
+    """Return 32 hex digits for an item of data, the same for all versions of Python unless it holds code."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -63,13 +133,11 @@ def digest_of_item(item: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
-    """Return 64 hex digits for a module's code; its globals and imports are not followed."""
+    """Return 64 hex digits for a module's code without its globals and imports."""
     return digest_of(code)
 
 
 class _DigestWalk:
-    """One walk over a value. `path` is the current place, for errors."""
-
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
@@ -82,20 +150,16 @@ class _DigestWalk:
     # ---- feeding
 
     def raw(self, tag: str, content: bytes | memoryview) -> None:
-        """Feed a leaf: its tag, its length, its bytes."""
         self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
         self.hash.update(content)
 
     def text(self, text: str) -> None:
-        """Feed a string."""
         self.raw("str", text.encode("utf-8", "surrogatepass"))
 
     def open(self, tag: str, size: int) -> None:
-        """Feed the beginning of a value with this many parts."""
         self.hash.update(b"%s[%d]" % (tag.encode(), size))
 
     def visit(self, value: Any, step: str = "") -> None:
-        """Feed a value of any kind."""
         if step:
             self._path.append(step)
         if len(self._above) > _DEEPEST:
@@ -153,7 +217,6 @@ class _DigestWalk:
             self._above.pop()
 
     def _mapping(self, value: dict[Any, Any]) -> None:
-        """In its order, because a loader may depend on it: labels by number, layers by name."""
         self.open("dict", len(value))
         for key, part in value.items():
             self.visit(key)
@@ -170,6 +233,13 @@ class _DigestWalk:
         self._alive.append(value)
         feed(value)
 
+    def _by_name(self, tag: str, value: Any) -> bool:
+        home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+        if not is_installed(home) or lookup(home, name) is not value:
+            return False
+        self._installed(tag, home, name)
+        return True
+
     def _installed(self, tag: str, home: str, name: str) -> None:
         self.open(tag, 3)
         self.text(home)
@@ -177,9 +247,7 @@ class _DigestWalk:
         self.text(version_of(home) + stamp_of(home))
 
     def _function(self, function: types.FunctionType) -> None:
-        home = function.__module__ or ""
-        if is_installed(home) and _found_by_name(function, home):
-            self._installed("installed-function", home, function.__qualname__)
+        if self._by_name("installed-function", function):
             return
         self.open("function", 7)
         self.text(function.__name__)
@@ -199,7 +267,7 @@ class _DigestWalk:
         self.open("globals", len(names))
         for name in names:
             self.text(name)
-            if name == "__file__":  # what lies beside it is read
+            if name == "__file__":  # the files next to it are read
                 self.text(os.path.abspath(str(function.__globals__[name])))
             elif name not in _MODULE_NAMES:
                 value = function.__globals__[name]
@@ -212,18 +280,12 @@ class _DigestWalk:
             self.visit(extra, f" attributes of {function.__name__}")
 
     def _cached(self, function: Any) -> None:
-        """A function under `functools.cache`, without its cached results."""
-        home = getattr(function, "__module__", "")
-        if is_installed(home) and _found_by_name(function, home):
-            self._installed("installed-function", home, function.__qualname__)
-            return
-        self.open("cached", 1)
-        self.visit(function.__wrapped__)
+        if not self._by_name("installed-function", function):
+            self.open("cached", 1)
+            self.visit(function.__wrapped__)
 
     def _dispatcher(self, function: Any) -> None:
-        """A function under `functools.singledispatch`."""
-        if is_installed(function.__module__ or "") and _found_by_name(function, function.__module__):
-            self._installed("installed-function", function.__module__, function.__qualname__)
+        if self._by_name("installed-function", function):
             return
         self.open("dispatcher", len(function.registry))
         for kind, implementation in function.registry.items():
@@ -242,19 +304,10 @@ class _DigestWalk:
                 self.text(name)
         self.open("consts", len(code.co_consts))
         for const in code.co_consts:
-            self._const(const)
-
-    def _const(self, const: Any) -> None:
-        """Constants are atoms, code, and tuples or frozensets of these: no cycle, nothing of a user's class."""
-        if isinstance(const, types.CodeType):
-            self._code(const)
-        else:
             self.visit(const)
 
     def _class(self, kind: type) -> None:
-        home = kind.__module__
-        if is_installed(home) and _found_by_name(kind, home):
-            self._installed("installed-class", home, kind.__qualname__)
+        if self._by_name("installed-class", kind):
             return
         self.open("class", 4)
         self.text(kind.__name__)
@@ -277,7 +330,6 @@ class _DigestWalk:
         self._source(name, source_of(name))
 
     def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """The current values of these names in a user's module: the program may have set them, or objects in them."""
         if (id(module), names) in self._states:
             return
         self._states.add((id(module), names))
@@ -293,7 +345,6 @@ class _DigestWalk:
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
-        """The user's own modules that code imports when it runs: they are content as globals are."""
         for name in sorted(imported_by(code, package)):
             source = source_of(name)
             if source is not None:
@@ -302,8 +353,6 @@ class _DigestWalk:
         self.raw("end", b"")
 
     def _source(self, name: str, source: ModuleSource | None) -> None:
-        """A module by its source, because the names that are used in it are unknown. Comments and layout do not
-        count."""
         if source in self._sources:
             self.raw("source-again", b"%d" % self._sources[source])
             return
@@ -325,26 +374,27 @@ class _DigestWalk:
     def _object(self, value: Any, kind: type) -> None:
         if isinstance(value, types.MappingProxyType):
             self._mapping(dict(value))
-        elif (found := parts_of(value, kind)) is not None:
-            self._parts(found)
+        elif (found := _parts_of(value, kind)) is not None:
+            self._parts(*found)
+        elif (array := _array_data(value, kind)) is not None:
+            tag, facts, data_tag, data = array
+            if tag:
+                self._parts(tag, facts, more=1)
+            self.raw(data_tag, data)
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
         else:
             self._reduced(value, kind)
 
-    def _parts(self, found: ObjectParts) -> None:
-        if found.tag:
-            self.open(found.tag, len(found.parts))
-        for part in found.parts:
-            if isinstance(part, Text):
-                self.text(part.text)
-            elif isinstance(part, Raw):
-                self.raw(part.tag, part.content)
+    def _parts(self, tag: str, parts: list[Any], *, more: int = 0) -> None:
+        self.open(tag, len(parts) + more)
+        for number, part in enumerate(parts):
+            if type(part) is str:
+                self.text(part)
             else:
-                self.visit(self._keep(part.value), part.step)
+                self.visit(self._keep(part), " its object" if tag == "method" and number == 1 else "")
 
     def _keep(self, value: Any) -> Any:
-        """Keep a value alive until the walk ends, so that no other object gets its id."""
         self._alive.append(value)
         return value
 
@@ -366,15 +416,7 @@ class _DigestWalk:
             self.visit(self._keep(part), f" {kind.__qualname__}")
 
     def _where(self) -> str:
-        """Return the current place: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""
         return _PLACE.sub(r"argument \1", "".join(self._path)).strip()
 
 
 _PLACE = re.compile(r"argument\['?(\w+)'?\]")
-
-
-def _found_by_name(value: Any, home: str) -> bool:
-    found: Any = sys.modules.get(home)
-    for name in getattr(value, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is value

@@ -1,12 +1,14 @@
-"""A ready-made context: an encoder for embeddings and classification through Transformers, on a CPU or a GPU.
+"""Ready-made contexts: an encoder for embeddings and classification, and families of its runtimes.
 
-    from stoker import app, encoder
+    from stoker import app, encoder_family
 
-    @app(context=encoder("models/all-MiniLM-L6-v2"))
-    def embed(model, text):
-        return model.embed([text])[0]
+    @app(context=encoder_family("models/all-MiniLM-L6-v2", lengths=[32, 64, 128, 256]))
+    def embed(model, texts):
+        return model.embed(texts)
 
-The context is in `encoding`. It is not imported here, so a login node writes recipes without a GPU library.
+A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's runtimes,
+the shortest first. A call names the ones long enough for its input, and the policy chooses among them
+(docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
 """
 
 from __future__ import annotations
@@ -18,14 +20,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts.causal_lm import dtype_named
-from stoker.contexts.encoder_facts import SHORTEST_RUNTIME, longest_of_folder
 from stoker.contexts.factory import context
-from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
+from stoker.contexts.model_source import (
+    SHORTEST_RUNTIME,
+    CallableModule,
+    architectures,
+    longest_of_folder,
+    model_source,
+    shown_name,
+)
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
 if TYPE_CHECKING:
     from stoker.contexts.encoding import EncoderModel
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
+from stoker.contexts.model_source import TokenCounter
+from stoker.errors import InputTooLongError
 
 _PRELOAD = (
     "torch",
@@ -40,7 +54,7 @@ _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
 
 
-@context
+@context  # the key of a recipe holds this function's code, with its docstring and its import
 def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
@@ -69,22 +83,21 @@ def encoder(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """The recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and `classify`.
+    """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and
+    `classify`.
 
-    - `path`: a folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot as an object.
-      Or a name on the model hub, which the library itself downloads where it can.
-    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
-      and the model's own on a GPU.
-    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
-    - `slots`: calls that run at once in one library; their texts are computed in batches together.
-
-    With a `length` the context is a *runtime*, which computes every batch in one shape (docs/embeddings.md):
-
-    - `length`: tokens that each text is padded to, 3 or more; a longer text raises InputTooLongError, unless it is
-      truncated. 0: batches are as long as their texts.
-    - `batch`: texts of a batch; where there are fewer, the rest is padding, too.
-    - `compiled`: `True` has the load fail if the runtime cannot be compiled; `"auto"` compiles on a GPU, and where that
-      fails computes without; `False` never compiles.
+    Args:
+        path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot. Or a name on
+            the model hub, which the library downloads.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
+            own on a GPU.
+        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
+        length: Makes the context a *runtime* that pads each text to this many tokens, 3 or more; a longer text raises
+            InputTooLongError unless it is truncated. 0: batches are as long as their texts.
+        batch: Texts in a runtime's batch, padding included.
+        compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails
+            the load.
+        slots: Calls that run at once in one library; their texts are computed in batches together.
 
     The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that the
     model does not read, and for options of a runtime without a `length`.
@@ -113,7 +126,6 @@ def encoder(
 
 
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
-    """Return the loader's options of a runtime; none without a length. Raises RecipeError."""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
         raise RecipeError(
             f"encoder(length={length!r}): a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
@@ -139,3 +151,111 @@ def _refuse_longer(length: int, longest: int, *, model: str) -> None:
 
 
 sys.modules[__name__].__class__ = CallableModule
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The runtimes of one model, the shortest first. `count` returns the tokens of a call's first argument; None: each
+    call names its length (`features={"input_length": ...}`)."""
+
+    recipes: tuple[Recipe, ...]
+    count: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        if not lengths or lengths[0] <= 0 or any(a >= b for a, b in pairwise(lengths)):
+            raise RecipeError(f"a family's contexts have rising lengths, at least one: they have {list(lengths)}")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """In tokens, rising."""
+        return tuple(recipe.longest_input for recipe in self.recipes)
+
+    def serving(self, tokens: int) -> tuple[Recipe, ...]:
+        """Return the contexts for this input length, shortest first. Raises InputTooLongError."""
+        found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
+        if not found:
+            longest = self.lengths[-1]
+            raise InputTooLongError(
+                f"an input of {tokens} tokens, and the longest runtime of {self.recipes[-1].name} takes {longest}: "
+                "split it, let the family have a longer runtime, or let its beginning count (truncate)",
+                tokens=tokens, longest=longest,
+            )  # fmt: skip
+        return found
+
+
+def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
+    """Make a family of contexts by their longest inputs in tokens."""
+    for tokens, recipe in runtimes.items():
+        if not isinstance(recipe, Recipe):
+            raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")
+    recipes = (msgspec.structs.replace(runtimes[tokens], longest_input=tokens) for tokens in sorted(runtimes))
+    return Family(tuple(recipes), count)
+
+
+def encoder_family(
+    path: str | os.PathLike[str],
+    *,
+    lengths: Sequence[int] | None = None,
+    texts: Iterable[str] | None = None,
+    truncate: bool = False,
+    **options: Any,
+) -> Family:
+    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s.
+
+    A call's first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts.
+    Raises RecipeError for lengths that the model does not read, and without a kept profile.
+
+    Args:
+        path: As in `encoder`.
+        lengths: In tokens, rising. None: the ones that pay by the profile that `stoker run encoder_lengths` has kept.
+        texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally likely.
+        truncate: The function truncates texts, so longer ones go to the longest runtime.
+    """
+    if "length" in options:
+        raise RecipeError("encoder_family has several lengths: lengths=[...]", option="length")
+    source, _ = model_source(os.fspath(path))
+    if lengths is None:
+        lengths = _chosen(path, TokenCounter(source), texts, truncate=truncate, options=options)
+    elif texts is not None:
+        raise RecipeError("encoder_family takes lengths, or texts by which it chooses them; not both", option="texts")
+    checked = _checked(lengths)
+    count = TokenCounter(source, most=checked[-1] if truncate else 0)
+    return family({tokens: encoder(path, length=tokens, **options) for tokens in checked}, count=count)
+
+
+def _chosen(
+    path: str | os.PathLike[str],
+    count: TokenCounter,
+    texts: Iterable[str] | None,
+    *,
+    truncate: bool,
+    options: dict[str, Any],
+) -> tuple[int, ...]:
+    asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
+    profile = kept_encoder_profile(path, **asked)
+    if profile is None:
+        told = " ".join(f"--{name} {_told(value)}" for name, value in asked.items())
+        raise RecipeError(
+            f"nothing is known of the lengths of {path}: name them, lengths=[64, 128, ...], or measure them first:"
+            f" stoker run encoder_lengths --model {path} {told}".rstrip(),
+            path=os.fspath(path),
+        )
+    longest = profile.lengths[-1].tokens
+    counts = [count(text) for text in texts or ()]
+    return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
+
+
+def _told(value: bool | str) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
+
+
+def _checked(lengths: Any) -> tuple[int, ...]:
+    found = tuple(lengths) if isinstance(lengths, Sequence) and not isinstance(lengths, str) else ()
+    whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)
+    if not found or not whole or any(a >= b for a, b in pairwise(found)):
+        raise RecipeError(
+            f"encoder_family(lengths={lengths!r:.80}): whole numbers of tokens, {SHORTEST_RUNTIME} or more, each larger"
+            " than the one before, at least one",
+            option="lengths",
+        )
+    return found

@@ -8,20 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
 from stoker.contexts.compiling import RuntimeShape, compile_runtime
-from stoker.contexts.encoder_facts import sentence_facts
 from stoker.contexts.encoding import EncoderModel
-from stoker.contexts.streamed_model import StreamedWeights
-from stoker.contexts.torch_settings import be_quiet, dtype_of
+from stoker.contexts.model_source import sentence_facts
+from stoker.contexts.streamed_model import StreamedWeights, be_quiet, dtype_of
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -30,11 +24,8 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """The encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
-
-    Raises whatever Transformers raises for a model that it can't read, RecipeError for a runtime that is longer than
-    the model reads, and ContextError for one that was to be compiled and cannot be.
-    """
+    """Load the encoder at `path` on this library's device; the rest as in `encoder`. Raises Transformers' errors for an
+    unreadable model, and RecipeError and ContextError for an unusable runtime."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -61,7 +52,6 @@ def load_encoder(
 
 
 def _file_of(path: str, name: str) -> str | None:
-    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
     try:
         place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
         return place.read_text()

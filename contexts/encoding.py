@@ -1,24 +1,20 @@
 """An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
 
-An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`, for
-models that read from left to right). A sentence-transformers folder says which (`encoder_facts`); else it is the mean.
-
-Padding is masked, so results do not depend on the batch, beyond rounding. Calls of several slots join: texts of like
-length are one batch (`joined_batches`). A *runtime* computes every batch in one shape (Arlo §3.1): texts are padded to
-its length, and rows are added up to its batch, so that it can be compiled.
-
-The profile (Arlo §3.3, Fig. 2) runs inside a library. Its texts are a token shorter than their length, so that padding
-is masked. Lengths take turns, so that a slow machine slows all of them.
+An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`), as
+a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond rounding. Calls of
+several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape, to be compiled (Arlo
+§3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +23,6 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.compiling import (
     Compiler,
-    Runtime,
     RuntimeShape,
     TokenRow,
     compile_runtime,
@@ -35,15 +30,12 @@ from stoker.contexts.compiling import (
     network_inputs,
     wants_compiling,
 )
-from stoker.contexts.encoder_facts import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
+from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
 from stoker.contexts.prompts import AT_ONCE
 from stoker.errors import InputTooLongError, RecipeError
-
-# ---- length profiling
-
 
 REPEATS = 30
 _FEWEST_REPEATS = 5
@@ -52,40 +44,10 @@ _LIMIT_S = 90.0
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
-"""Takes how far it is and how far it goes."""
-
-
-class TimedRuntime(Runtime, Protocol):
-    """A runtime of the model."""
-
-    @property
-    def is_compiled(self) -> bool:
-        """True once it is."""
-
-    def time_batch(self) -> float:
-        """The seconds of one batch."""
-
-    def close(self) -> None:
-        """End its compute thread."""
-
-
-class MeasuredEncoder(Protocol):
-    """The model to measure: an `EncoderModel`, or a stand-in in a test."""
-
-    name: str
-    longest: int
-    model: Any
-
-    @property
-    def device(self) -> str:
-        """As PyTorch names it."""
-
-    def as_runtime(self, length: int) -> TimedRuntime:
-        """A runtime with its weights."""
 
 
 def profile_lengths(
-    model: MeasuredEncoder,
+    model: EncoderModel,
     lengths: Sequence[int] = (),
     *,
     step: int = 0,
@@ -94,23 +56,21 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """The profile of a model over these lengths, which rise (none: multiples of `step` up to the model's longest text,
-    see `usual_lengths`).
-    `dtype` and `compiled` as the runtimes will have them.
-
-    Raises RecipeError for lengths that do not rise or that the model does not read, and ContextError for a runtime that
-    cannot be compiled although that is wanted.
-    """
+    """Return the profile of a model over these rising lengths; by default `usual_lengths` with this `step`. Raises
+    RecipeError for unusable lengths, and ContextError for a runtime that has to be compiled and cannot be."""
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
-    told = told or _tell_nobody
+    told = told or (lambda *_: None)
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
         samples, is_compiled = _one_after_the_other(model, asked, compiled=compiled, repeats=repeats, told=told)
     else:
         samples = _in_turns(model, asked, repeats=repeats, told=told)
     return EncoderProfile(
-        lengths=tuple(_length_time(tokens, taken) for tokens, taken in samples.items()),
+        lengths=tuple(
+            LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
+            for tokens, taken in samples.items()
+        ),
         name=model.name,
         dtype=dtype,
         computed_dtype=str(model.model.dtype).removeprefix("torch."),
@@ -125,10 +85,9 @@ def profile_lengths(
 
 
 Samples = dict[int, list[float]]
-"""The seconds that batches of each length took."""
 
 
-def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -145,9 +104,8 @@ def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, t
 
 
 def _one_after_the_other(
-    model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
+    model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
-    """Return the samples, and True if every runtime was compiled."""
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
@@ -166,23 +124,11 @@ def _one_after_the_other(
     return samples, compiled_all
 
 
-def _tell_nobody(done: float, total: float) -> None:
-    del done, total
-
-
-def _length_time(tokens: int, taken: Sequence[float]) -> LengthTime:
-    middle = median(taken)
-    return LengthTime(tokens, middle, median(abs(each - middle) for each in taken))
-
-
 def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
         raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
         raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads {longest} at the most")
-
-
-# ---- encoding
 
 
 Text = str | tuple[str, str]
@@ -191,7 +137,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer on their device. Calls of several slots are computed together."""
+    """An encoder and its tokenizer. Calls of several slots are computed together."""
 
     def __init__(
         self,
@@ -207,13 +153,15 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """Identifies the model, the same everywhere: its object, or its name on the hub."""
+        """The model's object, or its name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
-        """The shape of every batch; None: as its texts are."""
-        self.longest = _runtime_length(runtime, _longest(config, tokenizer, self.facts))
-        """The most tokens of a text; 0 = any number."""
+        longest = longest_text(
+            model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
+            padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
+        )  # fmt: skip
+        self.longest = _runtime_length(runtime, longest)
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
@@ -237,13 +185,13 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """How many calls a library runs at once. It takes no more memory than one: batches are no larger. A runtime
-        runs as many as it has texts in a batch: a scheduler by lengths counts what waits (Arlo §3.4)."""
+        """Return how many calls a library runs at once: for a runtime the texts of a batch, because a scheduler by
+        lengths counts waiting calls (Arlo §3.4)."""
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """A runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model reads."""
+        """Return a runtime with this model's weights. Raises RecipeError if it is too long."""
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -256,13 +204,12 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """The origin of a compiled runtime's code, for people; empty if it is not compiled."""
+        """The origin of a compiled runtime's code, for people."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Have a runtime's network compiled, and let the compiler's thread compute from now on. A model with a
-        classification head is compiled for `classify`; its `embed` is computed as it is. Raises whatever compiling
-        raises; the runtime is then as before."""
+        """Compile a runtime's network (for `classify` if it has a head), and compute in the compiler's thread. If
+        compiling raises, the runtime is unchanged."""
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
@@ -279,7 +226,7 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """The seconds of one batch of a runtime, whose texts are a token shorter than it."""
+        """Return the seconds of one batch of a runtime."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -300,12 +247,10 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """The embedding of each text, of length 1 (of any length without `normalize`).
+        """Return the embedding of each text, of length 1 with `normalize`.
 
-        `pooling`: `mean`, `cls` or `last`; empty: what the model was made for. `batch_size`: the most texts that are
-        computed at a time; a runtime's own number counts where it is less. Raises ValueError for a text of more tokens
-        than the model reads, unless `truncate`: then its beginning counts. For one of more tokens than the runtime
-        takes, the ValueError is an InputTooLongError.
+        `pooling`: `mean`, `cls` or `last`; empty: the model's own. Raises ValueError for a text of more tokens than the
+        model reads (InputTooLongError for a runtime), unless `truncate` cuts it.
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
@@ -321,8 +266,7 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the embeddings as one array `[texts, width]`, and the number of tokens of the texts. Otherwise as
-        `embed`."""
+        """Return the embeddings `[texts, width]` and the number of tokens; as `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
@@ -339,11 +283,10 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """The probability of each of the model's labels for each text, or pair of texts.
+        """Return the probability of each of the model's labels for each text, or pair of texts.
 
-        Probabilities of one text add up to 1, except where the model's config makes its labels independent of each
-        other, or has just one. A model that was made for regression gives its numbers as they are. `batch_size`,
-        `truncate` and errors as in `embed`; ValueError too for a model without a classification head.
+        Probabilities sum to 1, unless the model's config makes labels independent. A regression model returns its
+        numbers. Errors as in `embed`; ValueError without a classification head.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
@@ -389,7 +332,6 @@ class EncoderModel:
         return [TokenRow(*row) for row in zip(ids, types, strict=True)]
 
     def _refuse(self, number: int, tokens: int) -> None:
-        """Raise the error of a text that is too long."""
         advice = "Split it, or read its beginning alone: truncate=True"
         if self.runtime is None:
             raise ValueError(f"text {number} comes to {tokens} tokens; the model reads {self.longest}. {advice}")
@@ -407,7 +349,6 @@ class EncoderModel:
     # ---- the model
 
     def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
-        """Return the scores of some rows (`classify`), or their hidden states, pooled in the named way."""
         if self._compiler is not None:
             return list(self._compiler.run(lambda: self._numbers(kind, rows)))
         with self._computing():
@@ -436,7 +377,6 @@ class EncoderModel:
 
 
 def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
-    """Return the most tokens of a text: the runtime's, else the model's. Raises RecipeError for a longer runtime."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:
@@ -447,11 +387,4 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
     return runtime.length
 
 
-def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
-    return longest_text(
-        model_type=config.model_type,
-        positions=int(getattr(config, "max_position_embeddings", 0) or 0),
-        padding=config.pad_token_id or 0,
-        tokenizer=int(tokenizer.model_max_length),
-        sentences=facts.longest,
-    )
+log = logging.getLogger(__name__)

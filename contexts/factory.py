@@ -6,7 +6,6 @@
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
 Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
-For the advisor, this process remembers the loaders of its recipes, weakly.
 """
 
 from __future__ import annotations
@@ -17,61 +16,57 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from stoker.contexts import payload_layout
-from stoker.contexts.captured import made_recipe
-from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import SourceLines, how_it_yields, is_async
+from stoker.contexts.function_code import Captured, SourceLines, how_it_yields, is_async
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
+from stoker.contexts.payloads import dumps_code
 from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
 
-# ---- loaders
-
-
+Loader = Callable[..., Any]
 _MOST = 1_000
 _LONGEST = 300
-_made: OrderedDict[str, tuple[weakref.ref[Any], dict[str, Any]]] = OrderedDict()
+_made: OrderedDict[str, _MadeHere] = OrderedDict()
 
 
-def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Remember the loader of a recipe, if it can be held weakly and its arguments bound by name."""
-    try:
-        bound = inspect.signature(loader).bind(*args, **kwargs)
-        bound.apply_defaults()
-        plain = {
-            name: value
-            for name, value in bound.arguments.items()
-            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
-        }
-        _made[key] = (weakref.ref(loader), plain)
-    except (TypeError, ValueError):
-        return
-    _made.move_to_end(key)
-    if len(_made) > _MOST:
-        _made.popitem(last=False)
+class _MadeHere(NamedTuple):
+    loader: weakref.ref[Any]
+    arguments: dict[str, Any] | None
+    captured: Captured
 
 
-def loader_of(key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """Return the loader of a recipe and its plain arguments; None if this process did not make the recipe."""
+def _plain_arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
+    bound.apply_defaults()
+    return {
+        name: value
+        for name, value in bound.arguments.items()
+        if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+    }
+
+
+def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
+    """Return a recipe's loader and its plain arguments, if this process made it."""
     known = _made.get(key)
-    loader = known[0]() if known is not None else None
-    return (loader, known[1]) if known is not None and loader is not None else None
+    loader = known.loader() if known is not None else None
+    return None if known is None or known.arguments is None or loader is None else (loader, known.arguments)
 
 
-# ---- factory
-
-
-Loader = Callable[..., Any]
+def changed_since_made(key: str) -> str:
+    """Return the first name of a recipe's loader that was rebound since, or an empty string."""
+    known = _made.get(key)
+    loader = known.loader() if known is not None else None
+    return known.captured.changed(loader) if known is not None and loader is not None else ""
 
 
 class RecipeFactory:
-    """A loader under `@context`: call it to get a Recipe. `with_options(...)` changes its needs."""
+    """A loader under `@context`: call it to get a Recipe."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -84,7 +79,7 @@ class RecipeFactory:
         functools.update_wrapper(self, loader)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
-        """The recipe of the loader with these arguments; nothing is loaded. Raises RecipeError."""
+        """Return the recipe with these arguments; nothing is loaded. Raises RecipeError."""
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
@@ -92,15 +87,15 @@ class RecipeFactory:
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes are called `<name>-<first digits of the key>`. The key does not change."""
+        """Return a factory whose recipes have this name; the key does not change."""
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this process, to try it out without a session."""
+        """Run the loader in this process, to try it out."""
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<context {_name_of(self.loader)}{_signature(self.loader)}; call it to make a recipe>"
+        return f"<context {_name_of(self.loader)}{_signature(self.loader) or '(...)'}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (self.loader, self._given, self._name)
@@ -139,21 +134,26 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
+    """Make a loader into a factory of recipes; used bare (`@context`) or with the context's needs.
 
-    - `memory`, `device_memory` (of each of its `devices`): limits with their units, `"4 GB"`; not declared means
-      measured. `disk`: a pilot with less free scratch space does not load it.
-    - `kinds`: the device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-    - `slots`: calls that run at once in one library; `"auto"`: as many as the loaded context says, by its method
-      `slots(device_memory_bytes)` (without it: one). `load_limit`: a loader that runs longer has failed.
-    - `files`: names of the loader's parameters that are paths, or paths: these files and folders travel to the pilot,
-      and the loader gets the local path.
-    - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.
-    - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: end a library after
-      this many calls (after one, where less than all outlives it).
-    - `max_libraries`: no more of its libraries are loaded at once. `keep_alive`: one that has been idle for so long is
-      unloaded, which frees its device; `min_libraries` stay. They are wishes of this program, and no part of what the
-      context is: other programs may have others (docs/contexts.md). A policy that does not honour them refuses calls.
+    Args:
+        memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
+        device_memory: Limit of memory on each of its devices.
+        disk: A pilot with less free scratch space does not load it.
+        devices: Number of devices of a library.
+        kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
+        slots: Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else
+            1.
+        load_limit: A loader that runs longer has failed.
+        files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader gets
+            the local path.
+        preload: Modules that a pilot imports before it forks libraries; by default the loader's imports.
+        awareness: How much outlives a call: `full`, `disk` or `none`.
+        calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
+        min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and not
+            part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
+        max_libraries: Most libraries that are loaded at once.
+        keep_alive: Unload a library that has been idle for this time.
 
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
@@ -174,9 +174,9 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """The recipe of a plain loader and its arguments; `needs` are what `@context` takes.
+    """Return the recipe of a plain loader and its arguments; `needs` are the options of `@context`.
 
-    This is what the paper's `parsl_spec = {'context': [load_model, [path], {}]}` comes to.
+    The paper's `parsl_spec = {'context': [load_model, [path], {}]}` becomes this.
     """
     if isinstance(loader, RecipeFactory):
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
@@ -187,7 +187,7 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe given as `context=`; for anything else RecipeError names the mistake."""
+    """Return the recipe given as `context=`; else RecipeError names the mistake."""
     if isinstance(value, Recipe):
         return value
     if isinstance(value, RecipeFactory):
@@ -204,14 +204,20 @@ def as_recipe(value: Any) -> Recipe:
 def make_recipe(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
-    """Make the recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
+    """Make a recipe; `name` is for people. Raises RecipeError."""
     shown = name
-    name = _name_of(loader)
-    _check_fits(loader, args, kwargs, name=name)
+    name, signature = _name_of(loader), _signature(loader)
+    try:
+        plain = _plain_arguments(signature.bind(*args, **kwargs)) if signature is not None else None
+    except TypeError as error:
+        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
     _refuse_contexts((*args, *kwargs.values()), name=name)
-    arguments, given = _short_arguments(loader, args, kwargs), (args, kwargs)
+    names = list(signature.parameters) if signature is not None else []
+    arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
     home = program_folder()
+    # A loader of Stoker's reads no file by a relative name.
+    is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
     digest = _digest(
         name,
@@ -220,16 +226,19 @@ def make_recipe(
         [_stable(value) for value in args],
         {key: _stable(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
-        _facts(options.needs),
+        [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
-        *([home.path] if home is not None and not _is_ready_made(loader) else ()),
+        *([home.path] if home is not None and not is_ready_made else ()),
     )
     try:
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    made_recipe(digest[:32], loader)
-    made(digest[:32], loader, *given)
+    with suppress(TypeError):  # it cannot be held weakly
+        _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
+        _made.move_to_end(digest[:32])
+        if len(_made) > _MOST:
+            _made.popitem(last=False)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",
@@ -247,13 +256,8 @@ def make_recipe(
     )
 
 
-def _is_ready_made(loader: Loader) -> bool:
-    """True for a loader of Stoker's: it reads no file by a relative name, so its context is the same everywhere."""
-    return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
-
-
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError for a context among a loader's arguments: it would arrive as a recipe, not loaded."""
+    """Raise RecipeError for a context: it would arrive as a recipe, not loaded."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
@@ -264,23 +268,13 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
 
 
 def _digest(name: str, *parts: Any) -> str:
-    """Return the digest of a recipe's parts. Raises RecipeError with the loader and the argument at fault."""
     try:
         return digest_of(*parts, names=("", "", "argument", "argument"))
     except RecipeError as error:
         raise RecipeError(f"{name}(...): {error}", loader=name) from error
 
 
-def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    try:
-        names = list(inspect.signature(loader).parameters)
-    except (TypeError, ValueError):  # a builtin that does not tell
-        names = []
-    return payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
-
-
 def _check_returns(loader: Loader) -> None:
-    """Raise RecipeError for a generator or an async loader."""
     name, yields = _name_of(loader), how_it_yields(loader)
     if yields:
         raise RecipeError(
@@ -296,22 +290,10 @@ def _check_returns(loader: Loader) -> None:
         )
 
 
-def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:
-    try:
-        signature = inspect.signature(loader)
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
-
-
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
-    """Return the arguments with ObjectPath for each path that `files` lists, their objects, and the relative paths
-    among `files` with the cache name of each."""
+    """Return the arguments with an ObjectPath for each path in `files`, the objects, and the relative paths."""
     if not files:
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
@@ -360,16 +342,11 @@ def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """Return an argument for the digest: an object counts by its name alone."""
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):
         return type(value)(_stable(item) for item in value)
     return value
-
-
-def _facts(needs: Needs) -> list[Any]:
-    return [[field, getattr(needs, field)] for field in needs.__struct_fields__]
 
 
 def _name_of(loader: Any) -> str:
@@ -380,8 +357,8 @@ def _name_of(loader: Any) -> str:
     return "lambda" if name == "<lambda>" else name.strip("_") or name
 
 
-def _signature(loader: Loader) -> str:
+def _signature(loader: Loader) -> inspect.Signature | None:
     try:
-        return str(inspect.signature(loader))
-    except (TypeError, ValueError):
-        return "(...)"
+        return inspect.signature(loader)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return None

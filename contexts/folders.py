@@ -1,10 +1,10 @@
 """The user's state folder on this machine, and the folder in which a program runs.
 
 `STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
-may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk for its libraries.
+may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
-other machines the folder must lie on a shared file system: two nodes with one disk image have the same inodes.
+Another process sees the program's folder if the inode is the same, and on the program's machine also the device;
+elsewhere the folder must also be on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-# ---- state
-
-
 SNAPSHOTS = "STOKER_SNAPSHOTS"
-"""The variable that names the folder of snapshots."""
 
 
 def state_folder() -> Path:
-    """The user's state folder (it may not exist yet)."""
+    """Return the user's state folder; it may not exist yet."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()
@@ -32,12 +28,9 @@ def state_folder() -> Path:
 
 
 def snapshot_folder() -> Path:
-    """Return the folder of model snapshots: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
+    """Return the folder of model snapshots."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
-
-
-# ---- program folder
 
 
 _OF_ONE_MACHINE = frozenset({
@@ -52,8 +45,8 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `inode` and `device` are the folder's on the machine that `boot` names:
-    the beginning of its boot id."""
+    """A program's working folder and its umask. `boot` is the beginning of the boot id of the machine of `inode` and
+    `device`."""
 
     path: str
     inode: int
@@ -63,8 +56,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """The folder at `path` (default: where this process is), with this process's umask. None if it is not there, or
-    its name cannot travel."""
+    """Return the folder at `path` with this process's umask; None if its name cannot travel."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -75,7 +67,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if this process sees the program's folder, and not another folder, at its path."""
+    """True if this process sees the program's folder at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:
@@ -88,7 +80,7 @@ def is_seen_here(folder: ProgramFolder) -> bool:
 
 
 def umask_now() -> int:
-    """The umask of this process. Read, not set and set back: other threads may make files."""
+    """Return the umask without setting it: other threads may make files."""
     try:
         with open("/proc/thread-self/status") as file:
             for line in file:
@@ -111,7 +103,6 @@ def _boot() -> str:
 
 
 def _kind_of(device: int) -> str:
-    """Return the kind of the file system with this device number; `overlay` for one without a mount (a subvolume)."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(_MOUNTS) as file:
         for line in file:

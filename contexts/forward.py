@@ -1,26 +1,149 @@
 """Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-Rows are padded on the right. A token sees only what stands before it, so padding changes nothing, and a row gives the
-same numbers (up to rounding) in every batch.
+Rows are padded on the right; as a token sees only earlier ones, a row gives the same numbers (up to rounding) in every
+batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree attention of
+SpecInfer, arXiv:2305.09781).
 
-A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, and a
-mask lets each see the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). A row per label would copy
-the prompt's keys for each. Whether an architecture takes such a mask is found out on a few tokens, once.
+The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole; a new
+prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another only if it
+is longer by some tokens: two claims that start with "The" should not displace the template. Shared prefixes are dropped
+least recently used first.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers import DynamicCache
 
-from stoker.contexts.prefixes import PrefixCache, common_length
+KV = TypeVar("KV")
 
-# ---- forward
+SHORTEST = 8
+"""Shorter beginnings are not worth keeping."""
+_LONGER = 8
+_RECENT = 8
+
+
+@dataclass(eq=False, slots=True)
+class Prefix(Generic[KV]):
+    """Tokens and their KV; `size_bytes` is the size of the KV."""
+
+    ids: tuple[int, ...]
+    kv: KV
+    size_bytes: int
+
+
+class PrefixCache(Generic[KV]):
+    """The shared and recent prefixes of one model. Not for several threads at once."""
+
+    def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
+        self.limit_bytes = limit_bytes
+        self.reused_tokens = 0
+        """Tokens that did not have to be computed, since the beginning."""
+        self._cut = cut
+        self._shared: list[Prefix[KV]] = []  # in the order of last use
+        self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Keep at most `limit_bytes` from now on."""
+        self.limit_bytes = limit_bytes
+        self._trim()
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all kept prefixes."""
+        return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
+
+    def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
+        """Return the longest kept prefix of all rows, and its length, shorter than every row."""
+        room = min(map(len, rows)) - 1
+        shared, length = self._longest(self._shared, rows, room)
+        recent, longer = self._longest(self._recent, rows, room)
+        if recent is not None and longer >= max(SHORTEST, length + _LONGER):
+            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), _part(recent, longer)), longer
+        if shared is None or length < SHORTEST:
+            return None, 0
+        if shared in self._shared:
+            self._shared.remove(shared)
+            self._shared.append(shared)
+        self.reused_tokens += length * len(rows)
+        return shared, length
+
+    def wants(self, ids: tuple[int, ...]) -> bool:
+        """True if this shared beginning is worth computing separately."""
+        if len(ids) < SHORTEST:
+            return False
+        _, shared = self._longest(self._shared, [ids], len(ids))
+        return len(ids) >= shared + _LONGER
+
+    def keep(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> Prefix[KV]:
+        """Keep a shared prefix, if there is room for it at all."""
+        prefix = Prefix(ids, kv, size_bytes)
+        if size_bytes <= self.limit_bytes:
+            self._shared.append(prefix)
+            self._trim()
+        return prefix
+
+    def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
+        """Keep a whole prompt for a while."""
+        if size_bytes * 2 <= self.limit_bytes:
+            self._recent.append(Prefix(ids, kv, size_bytes))
+            self._trim()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._shared.clear()
+        self._recent.clear()
+
+    def _trim(self) -> None:
+        while self.size_bytes > self.limit_bytes and len(self._recent) > 1:
+            self._recent.popleft()
+        while self.size_bytes > self.limit_bytes and self._shared:
+            del self._shared[0]
+        while self.size_bytes > self.limit_bytes:
+            self._recent.popleft()
+
+    @staticmethod
+    def _longest(
+        kept: Sequence[Prefix[KV]], rows: Sequence[tuple[int, ...]], room: int
+    ) -> tuple[Prefix[KV] | None, int]:
+        best, length = None, 0
+        for prefix in reversed(kept):
+            here = room
+            for row in rows:
+                here = common_length(prefix.ids, row, most=here)
+                if here <= length:
+                    break
+            if here > length:
+                best, length = prefix, here
+        return best, length
+
+
+def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
+    """Return the number of first items that two tuples share."""
+    high = min(len(one), len(other), most)
+    if high <= 0:
+        return 0
+    if one[:high] == other[:high]:
+        return high
+    low = 0
+    while low < high:  # one[:low] agrees, one[:high] is not known to
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _part(prefix: Prefix[KV], length: int) -> int:
+    return prefix.size_bytes * length // max(1, len(prefix.ids))
 
 
 log = logging.getLogger(__name__)
@@ -30,15 +153,14 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[1, heads, tokens, size]`."""
 
 
-class PrefilledBatch:
-    """Rows whose prompts have been computed: `logits` after each row's last token `[rows, vocabulary]`, their cache,
-    the length of each row and the width (longest row) that the cache has."""
+class PrefilledBatch(NamedTuple):
+    """Rows whose prompts were computed: `logits` after each row's last token, their cache, the length of each row and
+    the longest."""
 
-    def __init__(self, *, logits: torch.Tensor, cache: Any, lengths: list[int], width: int) -> None:
-        self.logits = logits
-        self.cache = cache
-        self.lengths = lengths
-        self.width = width
+    logits: torch.Tensor
+    cache: Any
+    lengths: list[int]
+    width: int
 
 
 class ModelRunner:
@@ -54,7 +176,7 @@ class ModelRunner:
         self._trees: bool | None = None
 
     def share(self, ids: Ids) -> None:
-        """Compute a beginning that many rows are known to have, unless it is there."""
+        """Compute a beginning that many rows have, unless it is kept."""
         if self.shares and self.prefixes.wants(ids):
             layers = _layers(self._prefill([ids], tails=None)[0].cache)
             self.prefixes.keep(ids, layers, _size(layers))
@@ -67,10 +189,8 @@ class ModelRunner:
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens, vocabulary]`.
-
-        Every tail (a label without its last token; it may be empty) is read after its own prompt alone.
-        """
+        """Return logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens,
+        vocabulary]`. A tail is a label without its last token."""
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -82,7 +202,6 @@ class ModelRunner:
         return batch.logits, self._extend(batch, tails)
 
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
-        """Return logits after each token of each tail, with a row per tail."""
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
@@ -100,7 +219,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        """Logits `[rows, longest, vocabulary]` of whole rows, without any cache: for models that share nothing."""
+        """Return logits `[rows, longest, vocabulary]` of whole rows, without any cache."""
         ids, longest = self._padded(rows)
         mask = self._mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
@@ -137,7 +256,7 @@ class ModelRunner:
         cache = output.past_key_values
         if tree is not None:
             cache.crop(-tree.width)
-        batch = PrefilledBatch(logits=logits, cache=cache, lengths=lengths, width=start + longest)
+        batch = PrefilledBatch(logits, cache, lengths, start + longest)
         if self.shares and keep:
             layers = _layers(cache)
             if len(rows) > 1:
@@ -146,7 +265,7 @@ class ModelRunner:
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _takes_trees(self, ids: Ids) -> bool:
-        """True if the model gives tails side by side the same logits as tails alone."""
+        """True if tails side by side get the same logits as tails alone."""
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
@@ -167,7 +286,6 @@ class ModelRunner:
         return torch.tensor(padded, device=self.device), longest
 
     def _mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
-        """Return a mask of each row's own tokens and the `more` after the width; None if all are visible."""
         if all(length == width for length in lengths):
             return None
         seen = self._arange(width)[None, :] < torch.tensor(lengths, device=self.device)[:, None]
@@ -178,8 +296,6 @@ class ModelRunner:
 
 
 class _Tree:
-    """Tails of each row, side by side after the row's prompt: their tokens, positions and mask."""
-
     def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
         self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
         self._wanted = tails
@@ -192,7 +308,6 @@ class _Tree:
         ]
 
     def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
-        """Addend of attention scores, `[rows, 1, new tokens, all tokens]`: 0 for a visible token."""
         new, everything = self._longest + self.width, self._start + self._longest + self.width
         seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
         block = self._start + self._longest
@@ -207,7 +322,6 @@ class _Tree:
         return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
     def split(self, logits: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Logits `[rows, width, vocabulary]` by row and tail, in the order in which the tails were given."""
         found = []
         for row, (some, wanted) in enumerate(zip(self._tails, self._wanted, strict=True)):
             at, by_tail = 0, {Ids(): torch.empty(0)}
@@ -223,7 +337,7 @@ def _fill(items: list[int], width: int) -> list[int]:
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
-    """The tokens that all rows begin with, one token short of the shortest row at the most."""
+    """Return the tokens that all rows begin with, shorter than every row."""
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_length(first, row, most=length)
@@ -247,7 +361,6 @@ def _layers(cache: Any) -> Layers:
 
 
 def _cut(layers: Layers, length: int) -> Layers:
-    """Copy the first tokens, so that the rest can be freed."""
     return [(keys[:, :, :length].clone(), values[:, :, :length].clone()) for keys, values in layers]
 
 
@@ -255,15 +368,12 @@ def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
 
 
-# ---- scoring
-
-
 def go_on() -> None:
-    """The check of a scoring that nothing stops."""
+    """Check nothing: the default of scorings that nothing stops."""
 
 
 class TailScorer(Protocol):
-    """Scores tokens after prompts, between two steps of the engine, in the engine's thread."""
+    """Scores tokens after prompts, in the engine's thread."""
 
     def score(
         self,
@@ -274,9 +384,8 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`. `prefix`:
-        what the caller has put before every row. `batch_size` rows are computed at a time, where that is a choice.
-        `check` is called before each pass through the model; what it raises ends the scoring and leaves nothing."""
+        """Return the log-likelihood of each tail after its row: `[rows][tails of the row]`. `prefix` begins every row.
+        `check` is called before each pass; if it raises, the scoring ends."""
 
 
 class RunnerScorer:
@@ -294,7 +403,7 @@ class RunnerScorer:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail after its row (`TailScorer.score`)."""
+        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
             for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
@@ -307,7 +416,6 @@ class RunnerScorer:
         return scores
 
     def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
-        """Group prompts of like length by index, to pad little. The shared beginning is computed first."""
         if prefix:
             self._runner.share(shared_beginning([*rows, prefix]))
         if len(rows) > 1:
@@ -316,7 +424,7 @@ class RunnerScorer:
         return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
     def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is never read: what matters of it is how likely it was.
+        # The last token of a tail is never read: only its likelihood matters.
         logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []
@@ -329,7 +437,6 @@ class RunnerScorer:
         return scores
 
     def _whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        """Compute every tail with its whole prompt, for models without a cache that can be shared."""
         scores: list[list[float]] = []
         for row, some in zip(rows, tails, strict=True):
             logits = self._runner.whole([row + tail[:-1] for tail in some])

@@ -1,23 +1,31 @@
-"""Facts about a function: the names that its bytecode refers to, its kind, and its source lines.
+"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and the objects that it
+captures.
 
-The source lines of a notebook's cell exist in the notebook's process alone. Put a `SourceLines` behind a function in a
-value to pickle (`payloads`): the lines travel, and the `linecache` of the other process shows them in tracebacks.
+A notebook cell's source exists in its process alone: `SourceLines` behind a function make it travel. `Captured`
+compares by identity what a function travels with. If all of it is immutable, the function's bytes stay valid until a
+name is bound to another object; else it is pickled at every call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import dis
 import functools
 import inspect
 import linecache
+import logging
+import operator
 import os
+import pathlib
+import re
 import types
+import typing
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-# ---- bytecode
-
+from stoker.contexts.user_code import is_installed, lookup
 
 Found = TypeVar("Found")
 
@@ -27,20 +35,20 @@ _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_N
 
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    """Names of globals that code refers to, nested code included."""
+    """Return names of globals that code refers to, nested code included."""
     names = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS)
     return names | _nested(code, global_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def attribute_names(code: types.CodeType) -> frozenset[str]:
-    """Names that code looks up, as attributes or otherwise, nested code included."""
+    """Return names that code looks up, nested code included."""
     return frozenset(code.co_names) | _nested(code, attribute_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
-    """Names of globals that the bodies of classes in code refer to, where no variable of the body has that name."""
+    """Return names of globals that class bodies in code refer to."""
     steps = list(dis.get_instructions(code))
     stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
     names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
@@ -48,7 +56,7 @@ def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
 
 
 class Import(NamedTuple):
-    """One import statement: `from ..module import names` has level 2; `import module` has level 0 and no names."""
+    """One import statement; `import module` has level 0 and no names."""
 
     level: int
     module: str
@@ -68,12 +76,12 @@ def imports(code: types.CodeType) -> frozenset[Import]:
 
 
 def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Dotted names of modules that code imports by their full names when it runs, nested code included."""
+    """Return dotted names of modules that code imports, nested code included."""
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
 def asks_where_it_lies(code: types.CodeType) -> bool:
-    """True if code may read files next to it: then the same code in another folder differs."""
+    """True if code may read files next to it."""
     if not _PLACE.isdisjoint(global_names(code)):
         return True
     return any(
@@ -84,7 +92,7 @@ def asks_where_it_lies(code: types.CodeType) -> bool:
 
 
 def imported_parts(code: types.CodeType) -> frozenset[str]:
-    """`module:name` for each `from module import name`, nested code included."""
+    """Return `module:name` for each `from module import name`, nested code included."""
     return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
 
 
@@ -93,11 +101,8 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
     return frozenset().union(*inner)
 
 
-# ---- callables
-
-
 def plain(function: Callable[..., Any]) -> Any:
-    """The function that runs in the end: under partials, and the `__call__` of an object."""
+    """Return the function under partials and `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -106,12 +111,12 @@ def plain(function: Callable[..., Any]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True for a function that gives a coroutine."""
+    """True for a function that returns a coroutine."""
     return inspect.iscoroutinefunction(plain(function))
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """How a function gives a generator or a context manager instead of a value, in words; empty if it does not."""
+    """Return in words how a function yields; empty if it does not."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -130,22 +135,18 @@ def _yields(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-# ---- source lines
-
-
 LIMIT_CHARACTERS = 65_536
-"""More source than this does not travel with one function."""
 
 
 class SourceLines:
-    """Stands behind functions in a value to pickle; `payloads` puts their source lines in its place."""
+    """Stands behind functions in a value to pickle, for their source lines."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return know, ({},)
 
 
 def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]:
-    """The source lines of these functions, by file name and number of the first line (from 1), as far as known."""
+    """Return the known source lines of these functions, by file and first line."""
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
@@ -176,3 +177,167 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # without a time it is never checked again
+
+
+_MOST_FUNCTIONS = 1_000
+_MISSING = object()
+_ATOMS = frozenset(map(id, (
+    int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
+    datetime.date, datetime.datetime, datetime.timedelta, pathlib.PosixPath, pathlib.PurePosixPath, logging.Logger,
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
+    type(typing.Literal), type(_MISSING),
+)))  # fmt: skip
+"""Ids of classes whose instances cannot change, or travel by their name. A metaclass may define `__hash__`, so ids."""
+_GENERIC = frozenset(map(id, (
+    types.GenericAlias, types.UnionType, *map(type, (
+        typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
+        Callable[[int], int],
+    )),
+)))  # fmt: skip
+
+_members: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
+_HEAP_TYPE = 1 << 9
+_globals_of: Callable[[types.ModuleType], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
+_owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__
+
+
+class Captured:
+    """The objects that a function's names refer to. `mutable` may change in place."""
+
+    def __init__(self, function: Any) -> None:
+        self.mutable: dict[str, Any] = {}
+        self._own: _FunctionNames | None = None
+        self._helpers: list[tuple[weakref.ref[Any], _FunctionNames]] = []
+        if type(function) is not types.FunctionType:
+            if not _is_immutable(function):
+                self.mutable["the object that is called"] = function
+            return
+        waiting, seen = [function], {id(function)}
+        for one in waiting:  # it grows meanwhile
+            if _is_found_by_name(one, one.__module__, one.__qualname__):
+                continue
+            if len(seen) > _MOST_FUNCTIONS:
+                self.mutable["functions"] = waiting
+                return
+            names = _FunctionNames(one)
+            if one is function:
+                self._own = names
+            else:
+                self._helpers.append((weakref.ref(one), names))
+            for name, value in zip(_names(one), _objects(one, names.used), strict=False):
+                if type(value) is types.FunctionType:
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        waiting.append(value)
+                elif not _is_immutable(value):
+                    self.mutable.setdefault(name, value)
+            if not all(map(_is_immutable, names.annotations.values())):
+                self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
+
+    def changed(self, function: Any) -> str:
+        """Return the first name that was rebound, or an empty string."""
+        name = self._own.changed(function) if self._own is not None else ""
+        if name or not self._helpers:
+            return name
+        for held, names in self._helpers:
+            helper = held()
+            name = names.name if helper is None else names.changed(helper)
+            if name:
+                return name
+        return ""
+
+
+class _FunctionNames:
+    __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.name = function.__name__
+        self.used = tuple(sorted(global_names(function.__code__)))
+        self.annotations = dict(_annotations(function))
+        self._code = function.__code__
+        self._strong = _objects(function, self.used)
+        self._weak: list[tuple[int, weakref.ref[Any]]] = []
+        for place, value in enumerate(self._strong):
+            if id(type(value)) not in _ATOMS:
+                try:
+                    self._weak.append((place, weakref.ref(value)))
+                except TypeError:
+                    continue
+                self._strong[place] = None
+
+    def changed(self, function: types.FunctionType) -> str:
+        now, known = _objects(function, self.used), self._strong
+        if function.__code__ is not self._code or len(now) != len(known):
+            return self.name
+        for place, held in self._weak:
+            value = held()
+            if value is None or value is not now[place]:
+                return _names(function)[place]
+            now[place] = None
+        if all(map(operator.is_, now, known)):
+            return "" if _annotations(function) == self.annotations else self.name
+        names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
+        return next((name for name, a, b in names if a is not b), self.name)
+
+
+def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
+    namespace = function.__globals__
+    found = [namespace.get(name, _MISSING) for name in used]
+    if function.__closure__:
+        for cell in function.__closure__:
+            try:
+                found.append(cell.cell_contents)
+            except ValueError:  # no value yet
+                found.append(_MISSING)
+    if function.__defaults__:
+        found += function.__defaults__
+    for held in (function.__kwdefaults__, function.__dict__):
+        if held:
+            found += held
+            found += held.values()
+    return found
+
+
+def _names(function: types.FunctionType) -> list[str]:
+    names = [*sorted(global_names(function.__code__)), *function.__code__.co_freevars]
+    names += [f"a default of {function.__name__}"] * len(function.__defaults__ or ())
+    for held in (function.__kwdefaults__, function.__dict__):
+        names += [*(held or ())] * 2
+    return names
+
+
+def _annotations(function: types.FunctionType) -> dict[str, Any]:
+    try:
+        return function.__annotations__
+    except Exception:  # from Python 3.14 on they are computed here
+        return {}
+
+
+def _is_immutable(value: Any) -> bool:
+    kind = type(value)
+    if id(kind) in _ATOMS:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(map(_is_immutable, value))
+    if issubclass(kind, types.ModuleType):
+        name = _globals_of(value).get("__name__")
+        return type(name) is str and is_installed(name)
+    if issubclass(kind, type):
+        if not _flags(value) & _HEAP_TYPE:  # a class of C, such as NoneType
+            return True
+        return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
+    if kind is types.FunctionType:
+        return _is_found_by_name(value, value.__module__, value.__qualname__)
+    if kind is types.BuiltinFunctionType:
+        owner = _owner_of(value)
+        return owner is None or _is_immutable(owner)
+    if id(kind) in _GENERIC:
+        parts = [typing.get_origin(value), *typing.get_args(value)]
+        return all(_is_immutable(tuple(part) if type(part) is list else part) for part in parts)
+    return False
+
+
+def _is_found_by_name(value: Any, home: Any, name: str) -> bool:
+    return type(home) is str and is_installed(home) and lookup(home, name) is value

@@ -1,18 +1,15 @@
 """Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
 
-A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
-like length from all callers, and computes them as one batch, until its rows are done; then the caller that has waited
-longest leads. No thread is made, and a single caller never waits. When a call is told to stop, its waiting rows leave:
-at once if it waits, after the current batch if it leads.
-
-A batch's longest row has at most twice the tokens of its shortest and a few more, so padding is small. A batch has no
-more rows than any caller in it asked for.
+One caller at a time *leads*: it computes batches of its longest row and rows of like length from all callers until its
+own are done; then the one that has waited longest leads. A batch's longest row has at most twice the tokens of its
+shortest and a few more, and a batch has no more rows than any caller in it asked for.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from stoker.contexts import ambient
@@ -25,17 +22,15 @@ _FEW_TOKENS = 16
 """Rows whose lengths differ by less are alike, however short they are."""
 
 
+@dataclass(eq=False)
 class _Request(Generic[Row, Result]):
-    """The rows of one caller."""
-
-    def __init__(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> None:
-        self.kind = kind
-        self.rows = rows
-        self.batch_size = batch_size
-        self.results: dict[int, Result] = {}
-        self.error: BaseException | None = None
-        self.leads = False
-        self.woken = threading.Event()
+    kind: Hashable
+    rows: Sequence[Row]
+    batch_size: int
+    results: dict[int, Result] = field(default_factory=dict)
+    error: BaseException | None = None
+    leads: bool = False
+    woken: threading.Event = field(default_factory=threading.Event)
 
     @property
     def is_over(self) -> bool:
@@ -43,8 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """See the module's text. `compute(kind, rows)` gives a result for each row; only rows of one kind are joined.
-    `length` is a row's length in tokens."""
+    """`compute(kind, rows)` returns a result for each row of one kind. `length`: of a row in tokens."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -53,20 +47,18 @@ class JoinedBatches(Generic[Row, Result]):
         self._length = length
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
-        """Requests that are not over, in the order in which they came."""
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Rows by kind: their length, a number that no other has, their place in their request; the shortest first."""
+        """Rows by kind: length, unique number, place in their request; the shortest first."""
         self._numbers = 0
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """The results of these rows, in their order. Raises what computing any of them raises, and Evicted when the
-        caller's call is told to stop."""
+        """Return the results of these rows. Raises their errors, and Evicted if the call is stopped."""
         if not rows:
             return []
         stop = ambient.call_stop()
         stop.check()
-        request: _Request[Row, Result] = _Request(kind, rows, batch_size=batch_size)
+        request: _Request[Row, Result] = _Request(kind, rows, batch_size)
         with self._lock:
             self._add(request)
             request.leads = not self._is_led
@@ -89,7 +81,6 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Wait until the request is done, or leads, or its call is told to stop."""
         wake = request.woken.set
         stop.wakes(wake)
         try:
@@ -102,14 +93,12 @@ class JoinedBatches(Generic[Row, Result]):
                     self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
-        """Remove a request and its waiting rows. No-op if it is done. The caller holds the lock."""
         if request in self._open:
             self._open.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
     def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Compute batches until this request is done or its call is told to stop; then let another caller lead."""
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)
@@ -123,14 +112,13 @@ class JoinedBatches(Generic[Row, Result]):
                     self._is_led = False
 
     def _step(self, request: _Request[Row, Result]) -> None:
-        """Compute one batch with the longest row of this request."""
         with self._lock:
             batch = self._take(request)
         found: Sequence[Result] = ()
         error: BaseException | None = None
         try:
             found = self._compute(request.kind, [each.rows[place] for _, _, place, each in batch])
-        except BaseException as raised:  # whoever waits for a part of this batch has to hear of it
+        except BaseException as raised:  # callers that wait for a part of this batch have to get it
             error = raised
         with self._lock:
             for (_, _, place, each), result in zip(batch, found, strict=False):
@@ -142,7 +130,6 @@ class JoinedBatches(Generic[Row, Result]):
                     each.woken.set()
 
     def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
-        """The longest waiting row of a request, and its neighbours in length."""
         waiting = self._waiting[request.kind]
         first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
         start, end, most = first, first + 1, request.batch_size

@@ -1,23 +1,22 @@
-"""A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`.
+"""A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`; and how a library loads
+it.
 
-Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
-(`inference/`), which one thread steps; a slot's thread waits for its own requests.
-
-Verification scores labels ("true", "false"), which is much cheaper than generating: the prompt is read once for all
-labels (`forward`), between two steps of the batch. The shared beginning of prompts is computed once (`prefixes`),
-within a call and from call to call, for texts and for scores.
-
-With vLLM the process has no model of Transformers: the engine reads the weights, and scores labels too.
-
-Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
+Calls of all slots are written in one batch by the model's engine (`inference/`). Label scores are read between two
+steps of the batch, the prompt once for all labels. Results do not depend on the batch, beyond rounding; random draws
+are seeded by the prompt's place in the call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -26,53 +25,38 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
-from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
+from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.prompts import PromptReader, end_tokens
+from stoker.contexts.snapshot import load_parts
 from stoker.contexts.step_times import StepProfile, StepTimes
+from stoker.contexts.streamed_model import be_quiet, dtype_of
 from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError
-from stoker.units import show_bytes
+from stoker.units import show_bytes, show_seconds
 
 _SCORED_AT_ONCE = 8
 """Prompts whose labels are scored between two steps of the batch."""
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine that reads the model's weights itself and scores with them: vLLM."""
+    """An engine with its own weights that scores labels too: vLLM."""
 
     prompts: PromptReader
-    chosen: str
-    """Why it is this engine, for people."""
+
     device: str
     reused_tokens: int
-    """Tokens of prompts that it has not read again."""
     started_bytes: int
-    """The device memory within which it was started, all included; 0 if none was declared."""
+    """The device memory within which it was started; 0 if none was declared."""
 
     def forget_prefixes(self) -> None:
         """Drop kept prefixes of earlier prompts."""
 
 
-class _EngineMaker:
-    """Makes the engine of a Transformers model. It does not hold the context, so a context that its program drops can
-    end."""
-
-    def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
-        self.why = ""
-        """Why this engine was chosen; empty before it is made."""
-        self._make = make
-
-    def make(self) -> InferenceEngine:
-        """The engine. Raises ValueError if the model cannot have the one that is named."""
-        made, self.why = self._make()
-        return made
-
-
 class CausalLM:
-    """A language model and its tokenizer on their device. Calls of several slots join one batch."""
+    """A language model and its tokenizer. Calls of several slots join one batch."""
 
     def __init__(
         self,
@@ -86,24 +70,26 @@ class CausalLM:
         graphs: bool = False,
     ) -> None:
         self.model = model
-        """The model of Transformers; None if the engine has its own. Weights that are changed after the first text was
-        written do not change what the engine writes."""
+        """None if the engine has its own. The engine ignores later changes of its weights."""
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin
-        """How it was loaded, for people: from a snapshot or not, and in what time."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
-        self._maker: _EngineMaker | None = None
+
         self._scorer: TailScorer
         self._steps = StepCollector()
         if isinstance(engine, str):
-            self._prompts = _prompt_reader(model, tokenizer)
+            configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+            longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+            self._prompts = PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
-            make = partial(own_engine, engine=engine, cache_bytes=cache_bytes, took=self._steps.took, graphs=graphs)
-            self._maker = _EngineMaker(partial(make, self._runner, self._prompts.texts()))
-            self._thread = EngineThread(self._maker.make, computing=computing_on(str(self._runner.device)))
+            make = partial(
+                own_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
+                took=self._steps.took, graphs=graphs,
+            )  # fmt: skip
+            self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
                 _ = self._thread.engine  # one that the model cannot have is refused now
         else:
@@ -121,7 +107,7 @@ class CausalLM:
 
     @property
     def longest(self) -> int:
-        """How many tokens it reads at most, those that it writes included; 0: it does not say."""
+        """Most tokens that it reads and writes; 0 if unknown."""
         return self._prompts.longest
 
     @property
@@ -132,10 +118,7 @@ class CausalLM:
     @property
     def engine_chosen(self) -> str:
         """Why this engine writes, for people."""
-        if self._own is not None:
-            return self._own.chosen
-        _ = self._thread.engine  # it may not have been made yet
-        return self._maker.why if self._maker is not None else ""
+        return self._thread.engine.chosen
 
     @property
     def reused_tokens(self) -> int:
@@ -143,14 +126,14 @@ class CausalLM:
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
-        """How many calls at once the model serves within so much device memory (0 = not limited), and its own limit."""
+        """Return how many calls fit this device memory (0 = not limited)."""
         with self._thread.hold() as engine:
             if device_memory_bytes:
                 self._limit(engine, device_memory_bytes, accepted=True)
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold no more device memory than this from now on, weights included. Raises ValueError if it cannot."""
+        """Hold at most this much device memory, weights included. Raises ValueError."""
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
 
@@ -169,11 +152,11 @@ class CausalLM:
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """How full the engine's batch is and was."""
+        """Return how full the engine's batch is and was."""
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
-        """Return the engine's step times since the last call; with `urgent` only if a profiler has measured."""
+        """Return the step times since the last call; with `urgent` only a profiler's."""
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def times_are_taken(self, *, timeout_s: float) -> bool:
@@ -181,10 +164,7 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure what steps of the engine take, and how well that foretells others; calls of other slots wait.
-
-        `told` is told how far it is. Raises RuntimeError while requests run.
-        """
+        """Measure the engine's step times. Raises RuntimeError while requests run."""
         with self._thread.hold() as engine:
             load = engine.load()
             if load.running or load.waiting:
@@ -202,13 +182,12 @@ class CausalLM:
         return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
-        """Device memory that the model and the cache of its batch hold."""
+        """Return the device memory of the model and its cache."""
         with self._thread.hold() as engine:
             return engine.memory()
 
     def sleep(self) -> None:
-        """Free device memory as far as the engine can; requests are refused until `wake`. Raises RuntimeError while
-        requests run."""
+        """Free device memory; requests are refused until `wake`. Raises RuntimeError while requests run."""
         with self._thread.hold() as engine:
             engine.sleep()
 
@@ -224,27 +203,24 @@ class CausalLM:
     # ---- prompts
 
     def chat(self, message: str, *, system: str = "") -> str:
-        """The prompt that asks this message in the model's own chat format (the message itself, if it has none)."""
+        """Return the prompt that asks this message in the model's chat format."""
         turns = [{"role": "user", "content": message}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         return self.chat_prompt(turns)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt of a conversation in the model's own chat format: messages with a `role` and a `content`, the
-        oldest first. Without a chat format their contents stand below each other."""
+        """Return the prompt of a conversation in the model's chat format: messages with a `role` and a `content`, the
+        oldest first. Without a format the contents are joined by blank lines."""
         return self._prompts.chat_prompt(messages)
 
     def count_tokens(self, text: str) -> int:
-        """The length of a prompt in tokens."""
+        """Return the length of a prompt in tokens."""
         return len(self._prompts.encode([text])[0])
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """The model for the caller alone, without gradients, for readings that are not among these methods.
-
-        Raises StokerError where the engine has the model for itself (vLLM).
-        """
+        """Give the caller the model alone, without gradients. Raises StokerError with vLLM."""
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner
@@ -279,14 +255,21 @@ class CausalLM:
         stop: Sequence[str] = (),
         prefix: str = "",
     ) -> list[str]:
-        """The continuation of each prompt, special tokens left out.
+        """Return the continuation of each prompt, special tokens left out.
 
-        Temperature 0 takes the likeliest token each time; else one is drawn from the likeliest that make up `top_p`,
-        seeded by `seed` and the prompt's place in the call (or by its own, if `seed` lists one a prompt). A text ends
-        at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`. `prefix` is
-        put before every prompt. At most `batch_size` prompts of this call are written at a time; 0 leaves that to the
-        engine. Raises ValueError for an empty prompt, and for more tokens than the model reads or than its cache has
-        room for, before any text is complete.
+        A text ends at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`.
+        Raises ValueError for an empty prompt, and for more tokens than the model reads or its cache holds, before any
+        text is complete.
+
+        Args:
+            prompts: The texts to continue.
+            max_new_tokens: Most tokens of each text.
+            batch_size: Most prompts of this call that are written at a time; 0 leaves it to the engine.
+            temperature: 0 takes the likeliest token each time.
+            top_p: Draw from the likeliest tokens that make up this probability.
+            seed: One seed for the call and the prompt's place in it, or a list with one per prompt.
+            stop: Texts that end a text.
+            prefix: Put before every prompt.
         """
         sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
         return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
@@ -301,10 +284,8 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """The continuation of a prompt, in pieces as they are written; together they are what `generate` returns.
-
-        Raises ValueError as `generate` does, when it is called. An iterator that is closed ends the request.
-        """
+        """Yield what `generate` returns for a prompt, in pieces as they are written. Raises ValueError when it is
+        called. An iterator that is closed ends the request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
@@ -323,12 +304,13 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """The continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a place.
+        """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a
+        place.
 
-        `json_schema`: a JSON schema that the text satisfies, where the engine can (vLLM). `engine_options`: options of
-        the engine by vLLM's names: `ignore_eos` and `stop_token_ids` with every engine; `top_k`, `min_p`,
-        `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises
-        ValueError as `generate` does, and for an option that the engine does not honour.
+        `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names: `ignore_eos` and
+        `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`,
+        `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as `generate` does, and for an
+        option that the engine does not honour.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
@@ -349,11 +331,8 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
-        """What `complete` gives, a token at a time, as it is written; the last token has a `finish_reason`.
-
-        Raises ValueError as `complete` does: when it is called, and for what the engine cannot do before the first
-        token. An iterator that is closed ends the request.
-        """
+        """Yield the tokens of `complete` as they are written. Raises ValueError when it is called or before the first
+        token. An iterator that is closed ends the request."""
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -365,11 +344,10 @@ class CausalLM:
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
-        """The log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
+        """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
 
-        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt
-        and computed once; without it, what the prompts have in common is found. `batch_size` prompts are computed at a
-        time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt.
+        Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
@@ -382,7 +360,7 @@ class CausalLM:
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.call_stop().check
-        for start in range(0, len(rows), most):  # between them, the batch goes on
+        for start in range(0, len(rows), most):  # between them, the batch continues
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
                 batch_size=max(1, batch_size), check=check,
@@ -391,7 +369,71 @@ class CausalLM:
         return scores
 
 
-def _prompt_reader(model: Any, tokenizer: Any) -> PromptReader:
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    return PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)
+log = logging.getLogger(__name__)
+
+_HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's pilots, or leave engine=\"vllm\" away"
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    name: str = "",
+    threads: int = 0,
+    engine: str = "auto",
+    graphs: bool = False,
+) -> CausalLM:
+    """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
+    `path`. Raises Transformers' errors, ValueError for an engine that does not support the model, and StokerError if
+    vLLM cannot start."""
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    device = ambient.device()
+    wanted = dtype_of(dtype, path=path, device=device)
+    why = why_vllm(engine, device=device)
+    if why:
+        if graphs:
+            log.info("graphs=True has no effect on vLLM, which captures its own graphs")
+        from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
+
+        serving, how = start_engine(path, dtype=wanted, device=device, name=name, why=why)
+        origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
+        log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
+        return CausalLM(None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving)
+    loaded, how = load_parts(path, dtype=wanted, device=device, snapshot=snapshot, name=name)
+    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
+    if loaded.weights:
+        origin += f" ({loaded.weights})"
+    log.info("model %s on %s in %s: %s", path, device, loaded.model.dtype, origin)
+    return CausalLM(loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine, graphs=graphs)
+
+
+def why_vllm(engine: str, *, device: str) -> str:
+    """Return why vLLM writes; empty if another engine does. Raises StokerError if it is asked for and does not
+    import."""
+    if engine not in ("auto", "vllm"):
+        return ""
+    asked = engine == "vllm"
+    if not asked and (not device.startswith("cuda") or importlib.util.find_spec("vllm") is None):
+        return ""
+    try:
+        importlib.import_module("vllm")
+    except ModuleNotFoundError as error:
+        if asked and error.name == "vllm":
+            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
+        return _broken(error, asked=asked)
+    except Exception as error:  # its compiled parts are for other devices, or another PyTorch
+        return _broken(error, asked=asked)
+    return "it was asked for" if asked else "vLLM is installed, and the device is a GPU"
+
+
+def _broken(error: Exception, *, asked: bool) -> str:
+    if asked:
+        raise StokerError(
+            f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
+        ) from error
+    log.warning("vLLM is installed and does not import (%s); the default engine writes", error)
+    return ""

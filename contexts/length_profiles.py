@@ -2,12 +2,8 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
-A *runtime* pads every text to its own length. Within a step of the latency staircase padding costs nothing; where
-latency rises steadily, each further runtime helps less. So the lengths with the lowest mean latency of the expected
-texts are chosen, and only as many as pay: without any of them the mean would be `LEAST_GAIN` longer.
-
-A login node reads the files, so nothing here imports a GPU library. A file that is damaged, or of another version, is
-ignored with a warning.
+A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected texts,
+and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer.
 """
 
 from __future__ import annotations
@@ -30,9 +26,6 @@ from stoker.contexts.objects import object_of
 from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
-# ---- runtime lengths
-
-
 MOST_RUNTIMES = 8
 """As many as the paper compiles for BERT: 512 tokens in steps of 64."""
 LEAST_GAIN = 0.05
@@ -40,8 +33,7 @@ LEAST_GAIN = 0.05
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A length that was profiled: tokens, seconds for a text of it, and how many of the expected texts are at most as
-    long, and longer than the profiled length before."""
+    """A profiled length, its seconds, and the expected texts that need it."""
 
     tokens: int
     seconds: float
@@ -49,8 +41,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """The lengths, rising; the mean latency of the expected texts with them, and with the longest one alone, in
-    seconds."""
+    """Rising lengths; mean latency of the texts with them, and with the longest alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -66,8 +57,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
 
 def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIMES) -> RuntimeLengths:
-    """The lengths that pay. The longest that was profiled is always among them. Raises ValueError for no profile, for
-    lengths that do not rise, and if no text is expected."""
+    """Return the lengths that pay, with the longest. Raises ValueError."""
     if not profile or any(a.tokens >= b.tokens for a, b in pairwise(profile)):
         raise ValueError("lengths of a profile rise, and there is at least one")
     texts = sum(each.texts for each in profile)
@@ -90,8 +80,6 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
 def _best_of_each_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """For each number of runtimes, return the least sum of latencies of all texts, and the places of the lengths.
-    Dynamic programming over the longest length so far."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -108,9 +96,6 @@ def _best_of_each_count(
     return found
 
 
-# ---- length profiles
-
-
 log = logging.getLogger(__name__)
 
 _FORMAT = 1
@@ -119,11 +104,11 @@ _STEP = 16
 """No kernel's tile is smaller, so latency does not change within fewer tokens."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""The longest text that is measured where a model reads any number of tokens."""
+"""The longest measured text where a model reads any number of tokens."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """The median of the seconds that a text took which was padded to `tokens`, and their median absolute deviation."""
+    """Median seconds of a text that was padded to `tokens`, and their deviation."""
 
     tokens: int
     seconds: float
@@ -131,13 +116,9 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What texts took, the shortest length first; each is the median of `repeats` batches of one text.
-
-    `model` is the digest of the model's folder, or its name on the hub; `name` is for people. `dtype` and `compiled`
-    are as `encoder` was told; `computed_dtype` and `is_compiled` what came of it on `device`, a kind of device, with
-    `threads` threads.
-    `measured_at` is in seconds since 1970.
-    """
+    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text. `computed_dtype`
+    and `is_compiled` are the effect of `encoder`'s `dtype` and `compiled` on this `device`. `measured_at` is in seconds
+    since 1970."""
 
     lengths: tuple[LengthTime, ...]
     name: str
@@ -161,19 +142,16 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """The lengths that are measured for a model that reads `longest` tokens (0 = any number): multiples of `step`, and
-    the longest itself. A step of 0: 16 tokens, or more where that would be more than 32 lengths."""
+    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step` (0: 16
+    tokens or more, for at most 32 lengths), and the longest itself."""
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
 
 
 def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> RuntimeLengths:
-    """The lengths that are worth a runtime. `counts`: how many tokens each of the expected texts has; without them all
-    lengths are expected alike, and longer texts than were measured do not count.
-
-    Raises RecipeError if none of the texts is as short as the longest length that was measured.
-    """
+    """Return the lengths that are worth a runtime. `counts`: tokens of each expected text; without them all lengths are
+    equally likely. Raises RecipeError if only longer texts than measured are expected."""
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
     for count in counts:
@@ -194,8 +172,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of the model at `path`, replacing an earlier one of such a device. Returns the file. Raises
-    OSError, and RecipeError for a path without a model."""
+    """Keep the profile of the model at `path`. Returns the file."""
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -208,8 +185,7 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """What was measured last of the model at `path` with these options; None if nothing was. Raises RecipeError for a
-    path that is no model's."""
+    """Return the last profile of the model with these options, or None."""
     model = _digest(path)
     found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)

@@ -1,10 +1,8 @@
 """Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
-import their parts when an attribute is touched.
-
-`huggingface_hub` retries six times a file, half a minute each, when a node has no internet. `HubWatch` reads its log
-while a loader runs. When the hub cannot be reached, the library works from local files, as with `HF_HUB_OFFLINE=1`.
+An entry of `preload` is a module (`torch`) or `module:attribute`, whose parts are imported when touched. Without
+internet, `huggingface_hub` retries six times a file, half a minute each: `HubWatch` reads its log and switches to local
+files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -22,21 +20,16 @@ from types import CoroutineType
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.function_code import global_names, imported_names, imported_parts
+from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed, source_of
 from stoker.errors import RecipeError
 from stoker.units import MOST_AT_ONCE
 
-# ---- loading
-
 
 class ObjectPath:
-    """Stands in a recipe's pickled arguments for the path of an object, until a pilot knows where that lies.
-
-    `as_path` says that the loader gave a `pathlib.Path` and wants one back.
-    """
+    """Stands for the path of an object in pickled arguments."""
 
     __slots__ = ("as_path", "name")
 
@@ -56,8 +49,8 @@ def _object_path(name: str, as_path: bool) -> ObjectPath:
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe: its loader's return value, or None for the bare recipe. `objects` maps each
-    object's cache name to its local path. Raises RecipeError for a missing object, and the loader's own errors."""
+    """Return the context of a recipe; None for the bare recipe. `objects` maps cache names to local paths. Raises
+    RecipeError for a missing object, and the loader's own errors."""
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
@@ -72,12 +65,8 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """How many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded context says.
-
-    A context says it by a method `slots(device_memory_bytes)`: what the library may hold of each of its devices, 0 if
-    the recipe does not declare it. Without that method it is 1. It is asked once: a reservation that is resized later
-    does not change the number. Raises RecipeError for an answer that is no whole number from 1 on.
-    """
+    """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` the answer of the
+    context's method `slots(device_memory_bytes)`, else 1. Raises RecipeError for an unusable answer."""
     if recipe.slots:
         return recipe.slots
     method = getattr(context, "slots", None)
@@ -93,12 +82,11 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """True wherever it runs: a call of this function has its context loaded (`Session.warm`)."""
+    """Return True: a call of this function has its context loaded (`Session.warm`)."""
     return True
 
 
 def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
-    """Return arguments, and containers of them, with local paths for each ObjectPath."""
     if isinstance(value, ObjectPath):
         if value.name not in objects:
             raise RecipeError(
@@ -114,16 +102,11 @@ def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     return value
 
 
-# ---- preload
-
-
 _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return top-level modules that a loader imports (nested functions too) or refers to as globals, then
-    `module:attribute`. The user's own modules may not exist on a pilot, and those of the standard library load fast, so
-    neither is listed."""
+    """Return installed modules that a loader imports or refers to, then `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -143,21 +126,14 @@ def modules_of(loader: Any) -> tuple[str, ...]:
 def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
     def wanted(name: str) -> bool:
         top = name.partition(":")[0].partition(".")[0]
-        return bool(top) and top not in ("stoker", "__future__", "__main__") and not _in_stdlib(top)
+        return bool(top) and top not in ("stoker", "__main__", *sys.stdlib_module_names)
 
     tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
     return (*tops, *sorted({name for name in parts if wanted(name)}))
 
 
-def _in_stdlib(top: str) -> bool:
-    return top in sys.stdlib_module_names
-
-
-# ---- hub
-
-
 ANSWER_S = 4
-"""How long the hub may take to answer about a file, where the environment does not say."""
+"""Seconds that the hub may take to answer about a file, where the environment does not say."""
 
 _UNREACHABLE = re.compile(
     r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
@@ -165,14 +141,14 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _AGAIN = "No local file found. Retrying"
-"""Said when the hub gave no answer to the first question about a file; the second one waits for a minute, six times."""
+"""Logged when the hub did not answer the first question about a file; the second one waits for a minute, six times."""
 _CONNECT_S = 2.0
 """Seconds for a connection to the hub: a slow hub accepts it in time, a firewall does not."""
 _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Reads the log of `huggingface_hub`. `unreachable` is the first record that says there is no way to the hub."""
+    """Reads the log of `huggingface_hub`; `unreachable` is the first record that says so."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -194,7 +170,7 @@ class HubWatch(logging.Handler):
         self._files.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """If a record says that the hub cannot be reached, nothing more is asked of it."""
+        """Set the hub offline if it cannot be reached."""
         text = record.getMessage()
         constants = _constants()
         if self.unreachable or constants is None:
@@ -208,7 +184,7 @@ class HubWatch(logging.Handler):
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return the remedy for a loader's error that an unreachable hub may have caused; else empty."""
+        """Return the remedy for an error of an unreachable hub; else empty."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (
@@ -219,7 +195,6 @@ class HubWatch(logging.Handler):
 
 
 def _takes_connections(url: str) -> bool:
-    """True if a URL's host accepts a connection in a short time, or a proxy is in between."""
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
         return True
     try:
@@ -232,7 +207,6 @@ def _takes_connections(url: str) -> bool:
 
 
 def _is_offline_error(error: BaseException) -> bool:
-    """True if an error, or its cause, is the hub's own offline error."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -1,19 +1,15 @@
 """The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
 
-A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who knows the
-name verifies the manifest from any sender, and with it every part; a wrong part costs 4 MiB. This is a hash tree of one
-level, as in BitTorrent: an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so the digests of a file
-can be remembered by its `stat`.
-
-The encoding gives each field its length, so different contents never encode alike:
+A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB (a hash tree of one level,
+as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
                                                                         name "folder"
                                                                         name "link" target
 
-*Pieces* are sent, because many small files would be many requests. A piece is a run of whole parts of at most 4 MiB;
-both ends cut a manifest into the same pieces. Standard library alone: the starter of a bare node reads manifests too.
+A *piece* is sent at once: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare node
+reads manifests too.
 """
 
 from __future__ import annotations
@@ -25,11 +21,10 @@ from dataclasses import dataclass
 
 PART_BYTES = 4 << 20
 MOST_BYTES = 512 << 20
-"""No manifest is larger: one that is was not made here."""
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""The most parts in a piece: checking one must stay short."""
+"""Most parts in a piece: checking one must stay short."""
 
 
 class EntryKind(enum.Enum):
@@ -42,8 +37,8 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, folder or link. `name` is its path inside the object (empty for a file that is the object itself),
-    `parts` its parts' digests one after another, 32 bytes each, `target` where a link leads."""
+    """One file, folder or link. `name` is its path in the object (empty for the object itself), `parts` the digests of
+    its parts."""
 
     name: bytes
     kind: EntryKind
@@ -55,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: a file (one entry without a name) or a folder (what lies below it, sorted by name)."""
+    """A whole object: one entry without a name, or everything below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -68,7 +63,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One part of one file: `entry` counts the manifest's entries; `offset` and `size_bytes` are in the file."""
+    """One part of one file of the manifest's entries."""
 
     entry: int
     offset: int
@@ -77,11 +72,10 @@ class Slice:
 
 
 Piece = tuple[Slice, ...]
-"""The unit of requests and transfers: see the module's text."""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's bytes. Equal objects have equal bytes."""
+    """Return the manifest's bytes. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
         (entry,) = manifest.entries
         return _frame(*_content(entry))
@@ -91,10 +85,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest of these bytes. Raises ValueError for bytes that `encode` never makes.
-
-    What it gives is safe to lay out on a disk: no name climbs out of the object, and none lies below a link.
-    """
+    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes: no name climbs out of
+    the object, and none is below a link."""
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -111,25 +103,25 @@ def decode(data: bytes) -> Manifest:
 
 
 def name_of(data: bytes, *, suffix: str = "") -> str:
-    """The cache name of the object with this manifest."""
+    """Return the cache name of the object with this manifest."""
     kind = "file" if data[8:12] == b"file" else "folder"
     return f"{kind}-{hashlib.sha256(data).hexdigest()}{suffix}"
 
 
 def proves(name: str, data: bytes) -> bool:
-    """True if these bytes are the manifest of the object with this name."""
+    """True if these bytes are the manifest of this object."""
     return name.partition(".")[0] == name_of(data)
 
 
 def read_manifest(name: str, data: bytes) -> Manifest:
-    """The manifest of the object of that name. Raises ValueError for bytes that are not."""
+    """Return the object's manifest. Raises ValueError for other bytes."""
     if not proves(name, data):
         raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
     return decode(data)
 
 
 def slices(manifest: Manifest) -> Iterator[Slice]:
-    """All parts, in order."""
+    """Yield all parts, in order."""
     for place, entry in enumerate(manifest.entries):
         for count in range(len(entry.parts) // _DIGEST_BYTES):
             offset = count * PART_BYTES
@@ -154,7 +146,7 @@ def pieces(manifest: Manifest) -> list[Piece]:
 
 
 def piece_bytes(piece: Piece) -> int:
-    """A piece's length."""
+    """Return a piece's length."""
     return sum(part.size_bytes for part in piece)
 
 
@@ -166,9 +158,6 @@ def is_right(piece: Piece, data: memoryview) -> bool:
             return False
         offset += part.size_bytes
     return offset == len(data)
-
-
-# ---- inside
 
 
 def _frame(*fields: bytes) -> bytes:

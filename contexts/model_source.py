@@ -1,8 +1,6 @@
-"""Facts about a model before it is loaded: its place, its cache size and the token counts of texts.
+"""Facts about a model before it is loaded: its place, longest input, pooling, cache size, and token counts of texts.
 
-A policy that shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request. A login
-node counts tokens with the `tokenizers` library to choose a runtime that is long enough, special tokens included, as
-`EncoderModel.count_tokens` does.
+They are read from the model's files without a GPU library, so a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,17 @@ import msgspec
 from stoker.contexts.recipe import Needs
 from stoker.errors import RecipeError
 
-# ---- model source
-
 
 class CallableModule(types.ModuleType):
-    """A module with the name of its function. Calling it calls the function: of a module and a function of one name
-    Python puts whichever was imported last into the package."""
+    """A module that is called as its function: Python may put either into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer of the function of its name."""
+        """Call the function of its name."""
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """What to load, and whether it lies here. A checkpoint file stands for the folder that it is in. Raises RecipeError
-    for a path that is no model's."""
+    """Return what to load (a checkpoint's folder for its file), and True if it is local. Raises RecipeError."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -58,11 +53,8 @@ def model_source(path: str) -> tuple[str, bool]:
 
 
 def architectures(source: str) -> tuple[str, ...]:
-    """The names of a model folder's classes in Transformers; none where its config.json does not tell them."""
-    try:
-        named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return ()
+    """Return the names of a model folder's classes in Transformers."""
+    named = _json_file(source, "config.json").get("architectures")
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
 
@@ -76,49 +68,40 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """The class of a model folder whose model is an encoder for certain, and writes no text; empty for others."""
+    """Return the class of a folder that is surely an encoder, or an empty string."""
     names = architectures(source)
     bare = {f"{name}Model" for name in _ENCODERS}
     return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
 
 
 def shown_name(path: str) -> str:
-    """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
+    """Return a short name for people: `SmolLM2-135M` for `models/SmolLM2-135M.Q4_K_M.gguf`."""
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 
 
-# ---- cache needs
-
-
 _LONGEST_UNDECLARED = 4096
-"""Without declared memory, a library's measured memory counts as room for a text of at most this many tokens."""
+"""Without declared memory, measured memory counts as room for a text of at most this many tokens."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
 
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model in the folder `source`, with its cache; unchanged if its size is unknown."""
-    try:
-        config = json.loads((Path(source) / "config.json").read_text())
-        weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
-    except (OSError, ValueError, RecursionError):
-        return needs
+    """Return the needs of a model with its cache, if its size is known."""
+    config = _json_file(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
-    token_bytes = _token_bytes(config, dtype=dtype, on_cpu=on_cpu) if isinstance(config, dict) else 0
-    longest = _number(config, "max_position_embeddings")
+    token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
     declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
+    weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
     room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 
 
 def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
-    """Return the bytes of one token's keys and values in all layers; 0 if the configuration does not state it. For
-    `auto` the larger of float32 (CPU) and the model's own dtype (GPU), if it may load on both."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
     own = dtype
@@ -132,15 +115,12 @@ def _number(config: Any, name: str) -> int:
     return found if type(found) is int and 0 < found <= _MOST else 0
 
 
-# ---- token counts
-
-
 _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these. The tokenizer
-    is read at the first count. `most`: a text that is longer counts as this long (0: it does not)."""
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these; at most `most`
+    (0: no limit)."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -149,8 +129,7 @@ class TokenCounter:
         self._tokenizer: Any = None
 
     def __call__(self, given: Any) -> int:
-        """The tokens of what a call is given; 0 for an empty list. Raises RecipeError for what is no text, and for a
-        model whose tokenizer cannot be read."""
+        """Return the tokens of a call's input. Raises RecipeError."""
         if isinstance(given, list):
             return max(map(self._count, given), default=0)
         return self._count(given)
@@ -170,7 +149,7 @@ class TokenCounter:
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
-    """A `TokenCounter` for the model at `path`, a folder or a name on the hub."""
+    """Return a `TokenCounter` for a folder or a hub name."""
     return TokenCounter(str(path), most=most)
 
 
@@ -198,3 +177,119 @@ def _file_of(source: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(source, _FILE))
+
+
+POOLINGS = ("mean", "cls", "last")
+_NAMES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "lasttoken": "last",
+}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+Read = Callable[[str], str | None]
+"""The text of a model's file by its name; None if the model has no such file."""
+
+
+class SentenceFacts(msgspec.Struct, frozen=True):
+    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's own
+    pooling is not supported; else empty."""
+
+    pooling: str = "mean"
+    longest: int = 0
+    trouble: str = ""
+
+
+def sentence_facts(read: Read) -> SentenceFacts:
+    """Return the facts of a model whose files `read` reads."""
+    modules = _object(read("modules.json"), list)
+    types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
+    other = [name for name in types if name not in _MODULES]
+    trouble = f"its modules.json lists {', '.join(other)}, which is not computed here" if other else ""
+    folder = "1_Pooling"
+    for each, name in zip(modules or (), types, strict=False):
+        if name == "Pooling":
+            folder = str(each.get("path") or folder)
+    pooling, more = _pooling(_object(read(f"{folder}/config.json"), dict))
+    longest = (_object(read("sentence_bert_config.json"), dict) or {}).get("max_seq_length")
+    return SentenceFacts(pooling, longest if type(longest) is int and longest > 0 else 0, trouble or more)
+
+
+def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
+    if config is None:
+        return "mean", ""
+    asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    named = config.get("pooling_mode")
+    asked = asked or ([named] if isinstance(named, str) else list(named or ()))
+    known = [_NAMES[name] for name in asked if name in _NAMES]
+    if len(asked) == len(known) == 1:
+        return known[0], ""
+    return (
+        "mean",
+        f"its pooling is {' and '.join(map(str, asked)) or 'not named'}, and not one of {', '.join(POOLINGS)}",
+    )
+
+
+def _object(text: str | None, kind: type[Any]) -> Any:
+    try:
+        found = json.loads(text) if text is not None else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, kind) else None
+
+
+SHORTEST_RUNTIME = 3
+"""Fewest tokens of a runtime: two that most tokenizers put around a text, and one of the text."""
+_NO_LIMIT = 1_000_000
+"""A tokenizer that names a longer text than this has no limit."""
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
+"""Models whose positions begin behind the padding token's."""
+
+
+def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
+    """Return the most tokens of a text by these limits; 0 = unlimited. Some models need `positions` up to that of the
+    `padding` token."""
+    if positions and model_type in _OFFSET_POSITIONS:
+        positions -= padding + 1
+    limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def longest_input(path: str, *, writes: bool = False) -> int:
+    """Return the most tokens that the encoder (with `writes` the language model) at a path reads, by its files; 0 if
+    unknown."""
+    there = Path(path)
+    folder = str(there if there.is_dir() else there.parent)
+    if there.suffix == ".gguf" or not there.exists():
+        return 0
+    if not writes:
+        return longest_of_folder(folder)
+    config = _json_file(folder, "config.json")
+    return _number(config, "max_position_embeddings") or _number(config.get("text_config"), "max_position_embeddings")
+
+
+def longest_of_folder(folder: str) -> int:
+    """Return `longest_text` of the model in a folder; 0 for a hub name."""
+    config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
+    return longest_text(
+        model_type=str(config.get("model_type", "")),
+        positions=_number(config, "max_position_embeddings"),
+        padding=_number(config, "pad_token_id"),
+        tokenizer=_number(tokenizer, "model_max_length"),
+        sentences=sentence_facts(lambda name: _text(folder, name)).longest,
+    )
+
+
+def _json_file(folder: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] | None = _object(_text(folder, name), dict)
+    return found or {}
+
+
+def _text(folder: str, name: str) -> str | None:
+    try:
+        return Path(folder, name).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,15 +1,11 @@
 """Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-Content: a file's bytes and whether its owner may execute it; a folder's names, files, folders and links. A link that
-leads out of the folder counts as its target. Times, owners and other mode bits do not count. A file keeps a short
-suffix (`.gguf`), because loaders look at it.
-
-The digests of files' parts are remembered in the state folder by path, size, mtime, ctime and inode; not those of a
-file that changed within the last two seconds, because a second change could leave no trace (as in git).
+Content is a file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links. A
+link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of files' parts
+are remembered by path, size, mtime, ctime and inode, except for a file that changed within the last two seconds: a
+second change could leave no trace (as in git).
 
     <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
-
-The client lists there the objects that the session's seed may hand out.
 """
 
 from __future__ import annotations
@@ -35,9 +31,6 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 from stoker.whole_files import write_all
 
-# ---- objects
-
-
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9]{1,16}){1,2}")
 _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
@@ -47,10 +40,8 @@ _KEPT_BYTES = 1 << 20
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """The object of a file or folder as it is now. `memo` is the file of remembered digests (default: state folder).
-
-    Raises RecipeError for a path that does not exist, can't be read, or holds what is neither file, folder nor link.
-    """
+    """Return the object of a file or folder as it is now. `memo`: the file of remembered digests. Raises RecipeError
+    for a path that can't be read."""
     given = Path(path)
     try:
         real = given.resolve(strict=True)
@@ -76,10 +67,8 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """The bytes of an object's manifest: kept, or made from what lies at its source.
-
-    Raises RecipeError if the source can't be read, or no longer is that object.
-    """
+    """Return the bytes of an object's manifest: kept, or made from its source. Raises RecipeError if the source can't
+    be read, or no longer is that object."""
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -96,12 +85,12 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
 
 
 def is_object_name(name: str) -> bool:
-    """True if `name` has the form of a cache name, which is safe as a file name."""
+    """True if `name` has the form of a cache name."""
     return _NAME.fullmatch(name) is not None
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """True if the file or folder at `path` has the content of `ref`. Reads all of it."""
+    """True if the file or folder has the content of `ref`. Reads all of it."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_manifest(Path(path), nothing)))
@@ -110,10 +99,8 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder so that the copy has the same digest: links that lead out are copied as what they lead to.
-
-    `target` must not exist. Raises OSError, and RecipeError for what can't be an object.
-    """
+    """Copy a file or folder to a new `target` so that the copy has the same digest. Raises OSError, and RecipeError for
+    other kinds of files."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -133,7 +120,6 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
 
 def _write_back(file: Path) -> None:
-    """Flush writes through a memory map to disk: the next such write then changes the file's times."""
     if file.is_file():
         with suppress(OSError), file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -189,7 +175,6 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
 
 
 def _read_parts(path: Path) -> bytes:
-    """Return the digests of a file's parts, one after another."""
     digests: list[bytes] = []
     view = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -203,7 +188,6 @@ def _read_parts(path: Path) -> bytes:
 
 
 def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
-    """Return everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
     found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root)
 
@@ -235,8 +219,6 @@ def _stays_inside(link: Path, real_root: str) -> bool:
 
 
 class _Memo:
-    """Digests of files' parts by the results of `stat`. Without a usable memo, files are read again."""
-
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
@@ -261,7 +243,6 @@ class _Memo:
                 db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
 
     def get(self, path: Path, facts: os.stat_result) -> bytes | None:
-        """The digests of a file's parts if `stat` says the same as when it was read."""
         if self._db is None:
             return None
         with suppress(sqlite3.Error):
@@ -273,7 +254,6 @@ class _Memo:
         return None
 
     def put(self, path: Path, facts: os.stat_result, digests: bytes) -> None:
-        """Remember digests, unless the file is so young that it could change without a trace."""
         if time.time_ns() - max(facts.st_mtime_ns, facts.st_ctime_ns) > _RACY_NS:
             self._fresh.append((*_key(path, facts), digests))
 
@@ -292,18 +272,12 @@ def _key(path: Path, facts: os.stat_result) -> tuple[str, int, int, int, int]:
     return shown, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
 
 
-# ---- published
-
-
 _FILE = "index.jsonl"
 
 
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
-    """Let the seed of a session serve these objects from where they lie. `folder` is the session's objects.
-
-    Raises OSError. Saying it twice is fine. Several clients may append at once, so nothing is ever cut off: a line that
-    a full disk or a killed client left unfinished is ended, and publishes nothing.
-    """
+    """Let the session's seed serve these objects from their sources. Raises OSError. Several clients may append at
+    once, so a line that a killed client left unfinished is ended and never cut off."""
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return
@@ -325,7 +299,7 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the published object of this name, with its place; None without one."""
+        """Return the published object of this name, or None."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

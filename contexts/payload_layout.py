@@ -1,8 +1,7 @@
 """The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
 
-A payload is a pickle and its out-of-band buffers (`payloads`). `short_payload` reads a pickle with stand-ins for all
-classes and functions, so no code of its author runs. Values of parameters with secret names (`token`, `password`) are
-hidden.
+`short_payload` reads a pickle with stand-ins for all classes and functions, so no code of its author runs. Values of
+parameters with secret names (`token`, `password`) are hidden.
 """
 
 from __future__ import annotations
@@ -17,20 +16,16 @@ from typing import Any
 
 from stoker.errors import SerializationError
 
-# ---- payload layout
-
-
 Buffer = bytes | bytearray | memoryview
 
 PLAIN = b"\x80"
-"""The first byte of a payload that is a plain pickle."""
 _MAGIC, _VERSION, _ALIGN = b"B", 1, 64
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, number of buffers
 _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
-    """A payload with buffers, in pieces: a head with a table, then the pickle and each buffer where the table says."""
+    """Return a payload in pieces: a head with a table, the pickle, each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
     for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
@@ -43,8 +38,8 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 
 
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """The pickle and the buffers of such a payload. A buffer that was writable is a view of `data` if that is writable
-    memory, else a copy. Raises SerializationError for what `laid_out` has not made."""
+    """Return the pickle and the buffers of a payload. A writable buffer is a view of `data` if that is writable. Raises
+    SerializationError."""
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     view = memoryview(data)
@@ -66,7 +61,7 @@ def _part(part: memoryview, *, writable: bool) -> Buffer:
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:
-    """The pickle within a payload, and how many out-of-band buffers it has. Raises SerializationError."""
+    """Return the pickle within a payload, and its number of buffers. Raises SerializationError."""
     if data[:1] == PLAIN:
         return data, 0
     try:
@@ -79,11 +74,7 @@ def body_of(data: bytes) -> tuple[bytes, int]:
     return data[offset : offset + length], count
 
 
-# ---- glance
-
-
 LONGEST = 80
-"""Characters of a short form, at most."""
 _LONGEST_VALUE = 32
 _WIDTH = 2
 _DEPTH = 2
@@ -91,7 +82,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return `(3, name='x')`, at most `LONGEST` characters. `names`: the parameters of `args`, in order."""
+    """Return `(3, name='x')` in short. `names`: the parameters of `args`."""
     secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
     parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
     parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
@@ -100,11 +91,11 @@ def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Se
 
 
 _OF_MONITORING = "_parsl_monitoring_"
-"""How the names of arguments begin that Parsl's monitoring adds to a call."""
+"""Prefix of the arguments that Parsl's monitoring adds to a call."""
 
 
 def short_payload(payload: bytes) -> str:
-    """The short form of a call's pickled `(args, kwargs)`; empty where it cannot be read."""
+    """Return the short form of pickled `(args, kwargs)`; empty if unreadable."""
     try:
         args, kwargs = _read(payload)
         shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}
@@ -126,7 +117,7 @@ def short(value: Any, *, depth: int = _DEPTH) -> str:
         return f"{len(value):,} bytes"
     if kind in (list, tuple, set, frozenset, dict):
         return _short_container(value, kind, depth=depth)
-    return f"<{_type_name(kind)}>"
+    return f"<{vars(kind).get('stands_for') or kind.__name__}>"
 
 
 def _short_container(value: Any, kind: type, *, depth: int) -> str:
@@ -147,12 +138,6 @@ def _parts(value: Any, *, depth: int) -> Iterator[str]:
             yield short(item, depth=depth)
 
 
-def _type_name(kind: type) -> str:
-    return str(vars(kind).get("stands_for") or kind.__name__)
-
-
-# ---- reading without running
-
 _KNOWN = {
     "_make_function": "function",
     "_make_skeleton_class": "class",
@@ -163,8 +148,6 @@ _KNOWN = {
 
 
 class _StandIn:
-    """Replaces every object that a pickle would make."""
-
     def __new__(cls, *_args: Any, **_kwargs: Any) -> _StandIn:
         return object.__new__(cls)
 
@@ -183,24 +166,16 @@ class _StandIn:
     def append(self, _item: Any) -> None:
         """Do nothing."""
 
-    def extend(self, _items: Any) -> None:
-        """Do nothing."""
-
-    def add(self, _item: Any) -> None:
-        """Do nothing."""
+    extend = add = append
 
 
 class _Reader(pickle.Unpickler):
-    """Builds plain values, and stand-ins for all others."""
-
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in."""
         home, shown = module.partition(".")[0], str(name).rpartition(".")[2]
         text = _KNOWN.get(shown) or (f"{home} object" if shown.startswith("_") else f"{home}.{shown}")
         return type("_StandIn", (_StandIn,), {"stands_for": text})
 
     def persistent_load(self, _id: Any) -> Any:
-        """Return a stand-in."""
         return _StandIn()
 
 

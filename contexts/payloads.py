@@ -1,58 +1,46 @@
 """Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
 
-Two forms, told apart by their first byte:
+The first byte tells the forms apart:
 
-- `0x80`: a plain pickle. Small values of builtin types take this path, in about a microsecond.
-- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes. A large array is copied once
-  on its way out, and not at all on its way in from writable memory.
+    0x80    a plain pickle: small values of builtin types, in about a microsecond
+    B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
+    M       a function or loader with its modules: version, length of the table, pickled table, gap to 64 bytes, value
 
-cloudpickle handles what plain pickle cannot. Functions, classes and modules of the user's own go by value: a pilot
-cannot import a file that lies beside the user's script.
-
-A class that travels by value takes its attributes along. A library sets them, so it sees `Config.lr = 2` of the
-program. The program does not (`keep_classes`): a result must not set `Config.lr` back. There a class that exists keeps
-its attributes, and a new class counts as found once its attributes are set, because threads share it.
+A class that travels by value takes its attributes along: a library sees `Config.lr = 2` of the program. The program
+keeps its own (`keep_classes`). There a new class counts as found once its attributes are set: threads share it.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import re
 import signal
+import struct
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
-from types import CodeType
+from collections.abc import Callable, Mapping
+from types import CodeType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.by_value import NONE, ByValuePickler, class_by_name
-from stoker.contexts.open_handles import OpenHandle
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name
+from stoker.contexts.digest import digest_of_code
 from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
 from stoker.contexts.unpicklable import explain
-from stoker.contexts.user_code import is_installed
-from stoker.contexts.user_modules import imported_when_run
+from stoker.contexts.user_code import is_installed, kind_name
+from stoker.contexts.user_modules import NO_MODULES, CarriedModules, Table, imported_when_run, modules_for, stamps_of
 from stoker.errors import RemoteCallError, SerializationError
-
-# ---- kept classes
-
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-"""The classes that were made here, and whose attributes are not set yet."""
+"""Classes that were made here, and whose attributes are not set yet."""
 _filling = threading.RLock()
 """Held while attributes are set, never while a value is rebuilt."""
-
-
-def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iterable[Any] | None = None) -> Any:
-    """Unpickle a value. Classes of this process keep their attributes."""
-    if _NAMES_A_CLASS.search(data) is None:  # it brings no class
-        return pickle.loads(data, buffers=buffers)
-    return _ClassUnpickler(io.BytesIO(data), buffers=buffers).load()
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -61,24 +49,13 @@ class _ClassUnpickler(pickle.Unpickler):
         return instead if instead is not None else super().find_class(module, name)
 
 
-def _class(*parts: Any) -> Any:
-    """Return a class without its attributes. `parts` are cloudpickle's: the last but one is the id of the class."""
-    return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
-
-
-def _enumeration(*parts: Any) -> Any:
-    return _found_or_made(parts[-2], _inside._make_skeleton_enum, parts)
-
-
-def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
-    """Return the class with this id, or a new one. Only a new one calls `__init_subclass__` of its bases."""
-    if identity is None:
-        found = None
-    else:
+def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
+    identity = parts[-2]
+    if identity is not None:
         with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
             found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-    if found is not None:
-        return found
+        if found is not None:
+            return found
     made = make(*parts[:-2], None, parts[-1])
     _unfilled.add(made)  # before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
@@ -92,19 +69,12 @@ def _set_attributes(kind: Any, state: Any) -> Any:
     return kind
 
 
-def _named(module: str, name: str, _attributes: dict[str, Any]) -> Any:
-    return class_by_name(module, name, {})
-
-
 _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
-    ("cloudpickle", "_make_skeleton_class"): _class,
-    ("cloudpickle", "_make_skeleton_enum"): _enumeration,
+    ("cloudpickle", "_make_skeleton_class"): functools.partial(_found_or_made, _inside._make_skeleton_class),
+    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_found_or_made, _inside._make_skeleton_enum),
     ("cloudpickle", "_class_setstate"): _set_attributes,
-    ("stoker", "class_by_name"): _named,
+    ("stoker", "class_by_name"): lambda module, name, _attributes: class_by_name(module, name, {}),
 }
-
-
-# ---- payloads
 
 
 BIG_BUFFER_BYTES = 16_384
@@ -116,31 +86,22 @@ _WIDTH = 64
 
 
 def plain_bytes(value: Any) -> bytes | None:
-    """The bytes of a small value of builtin types, which needs no more than plain pickle; None for any other."""
+    """Return the bytes of a small value of builtin types; None for any other."""
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be
-    pickled."""
+    """Return the bytes of a value. SerializationError names `what` and the part that can't be pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
-    parts = dump_parts(value, what=what)
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+    return _joined(dump_parts(value, what=what), {}, {})
 
 
 def dump_parts(
-    value: Any,
-    *,
-    what: str = "argument",
-    modules: set[str] | None = None,
-    by_name: frozenset[str] = NONE,
+    value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
 ) -> list[Buffer]:
-    """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`.
-
-    To `modules` the names of modules are added that the value needs where it goes: functions in it import them when
-    they run, or something in it goes by its name. Classes of the modules `by_name` go by name: these modules are there.
-    """
+    """Return the same bytes in pieces. Names of modules that functions in the value import, or that something goes by
+    name of, are added to `modules`. Classes of the modules `by_name` go by name."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -152,23 +113,18 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """The value of `dumps`' bytes.
-
-    Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. With
-    `keep_classes` the classes of this process keep their attributes: results, exceptions and
-    checkpoints want it. Raises SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a
-    module that is not installed here) comes as it is.
-    """
-    rebuild = loads_keeping_classes if keep_classes else pickle.loads
-    if data[:1] == PLAIN:
-        return rebuild(data)
-    body, buffers = taken_apart(data)
-    return rebuild(body, buffers=buffers)
+    """Return the value of `dumps`' bytes. Writable arrays are views if `data` is writable memory, else copies. With
+    `keep_classes` the classes of this process keep their attributes. Raises SerializationError for other bytes, and the
+    errors of unpickling."""
+    body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
+    if keep_classes and _NAMES_A_CLASS.search(body) is not None:
+        return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
+    return pickle.loads(body, buffers=buffers)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. Python runs handlers in the main
-    thread only; a KeyboardInterrupt in another thread comes from user code."""
+    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. A KeyboardInterrupt outside of the
+    main thread comes from user code."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -178,14 +134,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None)
 
 
 def _plain(value: Any, depth: int) -> bool:
-    """True if plain pickle gives the same as cloudpickle; faster than making a Pickler."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -208,12 +162,7 @@ def _plain(value: Any, depth: int) -> bool:
     return False
 
 
-def _pickle(
-    value: Any,
-    buffers: list[pickle.PickleBuffer],
-    modules: set[str] | None,
-    by_name: frozenset[str],
-) -> bytes:
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | None, by_name: frozenset[str]) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
             big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
@@ -223,38 +172,27 @@ def _pickle(
             buffers.append(buffer)
         return not big
 
-    with io.BytesIO() as file:
-        try:
-            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
+    def pickled(joined: list[ModuleType], **options: Any) -> tuple[ByValuePickler, bytes]:
+        buffers.clear()
+        with io.BytesIO() as file:
+            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
+            pickler.join_functions_to(joined)
             pickler.dump(value)
-            _add_modules(pickler, modules)
-            if not pickler.modules:
-                return file.getvalue()
-            file.seek(0)
-            file.truncate()
-            buffers.clear()
-            again = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
-            again.join_functions_to(pickler.modules)
-            again.dump(value)
-            return file.getvalue()
-        except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+            if modules is not None:
+                modules.update(imported_when_run(pickler.functions) | pickler.named)
+            return pickler, file.getvalue()
+
+    try:
+        pickler, body = pickled([], by_name=by_name)
+        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
+    except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+        raise
+    except Exception:
+        # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
+        # By name it can still work: its module travels, or can be imported on the pilot too.
+        if not _seen_user_code(value):
             raise
-        except Exception:
-            # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
-            # By name it can still work: its module travels, or can be imported on the pilot too.
-            if not _seen_user_code(value):
-                raise
-    buffers.clear()
-    with io.BytesIO() as file:
-        pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, prefers_names=True)
-        pickler.dump(value)
-        _add_modules(pickler, modules)
-        return file.getvalue()
-
-
-def _add_modules(pickler: ByValuePickler, modules: set[str] | None) -> None:
-    if modules is not None:
-        modules |= imported_when_run(pickler.functions) | pickler.named
+    return pickled([], prefers_names=True)[1]
 
 
 def _seen_user_code(value: Any) -> bool:
@@ -265,11 +203,8 @@ def _seen_user_code(value: Any) -> bool:
     return any(isinstance(home, str) and home != "__main__" and not is_installed(home) for home in homes)
 
 
-# ---- exceptions
-
-
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in a library: the traceback there, as text."""
+    """The traceback of an exception in a library, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -280,8 +215,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception, with its traceback as text. Never raises: parts that can't be pickled are left
-    out."""
+    """Return the bytes of an exception, with its traceback as text. Never raises."""
     kind = type(error)
     try:
         message = str(error)
@@ -291,13 +225,12 @@ def dump_exception(error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
     except Exception as worse:
         text = f"{kind.__qualname__}: {message}\n(its traceback could not be made: {worse!r})\n"
-    return pickle.dumps((_name_of(kind), message, text, _exception_body(error)), 5)
+    return pickle.dumps((kind_name(kind), message, text, _exception_body(error)), 5)
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback. An exception that could not be
-    pickled there, or cannot be rebuilt or shown here, becomes RemoteCallError (`kind`, `traceback`): Parsl and
-    `traceback` need the `repr` of every exception."""
+    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback; RemoteCallError for one that
+    cannot be pickled, rebuilt or shown (Parsl needs the `repr`)."""
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"
@@ -318,8 +251,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """Make the exception again by its class if that restores its message. With tblib installed, exceptions are
-    unpickled without their `__init__`, where UnicodeDecodeError keeps its message."""
+    """Make it again by its class if that restores its message: tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -328,10 +260,6 @@ def _saying(message: str, error: Any) -> Any:
     except Exception:
         return error
     return again if str(again) == message else error
-
-
-def _name_of(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _exception_body(error: BaseException) -> bytes:
@@ -375,10 +303,114 @@ def _rebuild_exception(parts: Any) -> Any:
 
 
 def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception of this class with these `args`, also if its `__init__` takes others."""
     try:
         error: BaseException = kind(*args)
     except Exception:
         error = kind.__new__(kind)
     error.args = args
     return error
+
+
+_HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
+_ALIGN = 64
+
+
+def dumps_code(
+    value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
+) -> bytes:
+    """Return the bytes of a value with the user's functions in it, and with the modules that they import and the
+    modules `also`. Classes of these and of `by_name` go by name. Raises SerializationError, naming `what`."""
+    names = set[str]()
+    parts = dump_parts(value, what=what, modules=names, by_name=by_name)
+    names |= also
+    table, stamps = modules_for(names, digest_of_code), stamps_of(names)
+    if table:
+        parts = dump_parts(value, what=what, by_name=by_name.union(table))
+    return _joined(parts, table, stamps)
+
+
+def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
+    """Return the bytes of a call's arguments, with the modules that functions among them import, except `by_name`.
+    Names of packed modules are added to `brought`: the function brings them from then on. Raises SerializationError."""
+    plain = plain_bytes(value)
+    if plain is not None:
+        return plain
+    names = set[str]()
+    parts = dump_parts(value, modules=names, by_name=by_name)
+    names -= by_name
+    table = modules_for(names, digest_of_code) if names else {}
+    if table:
+        parts = dump_parts(value, by_name=by_name.union(table))
+        if brought is not None:
+            brought.update(table)
+    return _joined(parts, table, {})
+
+
+def _joined(parts: list[Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
+    if table or stamps:
+        packed = pickle.dumps((table, stamps), 5)
+        head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed
+        parts = [head, bytes(-len(head) % _ALIGN), *parts]
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+_names: dict[str, frozenset[str]] = {}
+_MOST_NAMES = 1000
+
+
+def names_carried(key: str, data: bytes) -> frozenset[str]:
+    """Return the names of modules in `dumps_code`'s bytes. `key` identifies the bytes."""
+    if data[:1] != b"M":
+        return frozenset()
+    known = _names.get(key)
+    if known is None:
+        if len(_names) >= _MOST_NAMES:
+            _names.clear()
+        known = _names[key] = frozenset(_table(data))
+    return known
+
+
+def versions_carried(data: Buffer | str) -> Mapping[str, str]:
+    """Return the versions of modules in these bytes, or in the file of this path, by name. Empty for damaged bytes."""
+    try:
+        head = _head_of_file(data) if isinstance(data, str) else data
+        if head[:1] != b"M":
+            return {}
+        return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
+    except BaseException:  # bytes that are no table may be a pickle of anything
+        return {}
+
+
+def _table(data: Buffer) -> Table:
+    length = _HEAD.unpack_from(data)[3]
+    table: Table = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])[0]
+    return table
+
+
+def _head_of_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
+        if head[:1] != b"M":
+            return head
+        most = os.fstat(file.fileno()).st_size
+        return head + file.read(min(_HEAD.unpack(head)[3], most))
+
+
+def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
+    """Return the value of `dumps_code`'s bytes, and its modules over those of `under`; they are entered. Raises
+    SerializationError, and the errors of unpickling."""
+    if data[:1] != b"M":
+        under.enter()
+        return loads(data), under
+    try:
+        _, version, _, length = _HEAD.unpack_from(data)
+    except struct.error:
+        version = length = 0
+    end = _HEAD.size + length
+    if version != 1 or len(data) <= end:
+        raise SerializationError(f"a function of {len(data)} bytes is damaged or cut short", what="function")
+    modules = CarriedModules(*pickle.loads(memoryview(data)[_HEAD.size : end]))
+    if under is not NO_MODULES:
+        modules = modules.over(under)
+    modules.enter()
+    return loads(memoryview(data)[end + -end % _ALIGN :]), modules

@@ -1,23 +1,244 @@
-"""Measured costs of contexts, calls and engine steps, by recipe and device kind.
+"""Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots.
 
-One file in the user's state folder, shared by all sessions (`measurements`). A quantity is kept as count, mean and sum
-of squared deviations (Welford), a table of steps as a row per cell: writers only need to take turns.
+One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford). A
+damaged file is moved aside with a warning, and without a file nothing is remembered.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import sqlite3
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.contexts.measurements import Measurements
 from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
 
-# ---- step rows
+log = logging.getLogger(__name__)
+
+
+class Measurements:
+    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No method
+    raises because of a disk."""
+
+    def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
+        self.path = Path(path)
+        self._schema = schema
+        self._shape = shape
+        self._lock = threading.Lock()
+        self._db = self._open()
+
+    def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> None:
+        """Run statements, each for all of its rows, in one transaction."""
+        with self._lock:
+            if self._db is None:
+                return
+            try:
+                with self._db:
+                    for statement, rows in changes:
+                        self._db.executemany(statement, rows)
+            except sqlite3.Error as error:
+                self._trouble(error)
+
+    def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; empty without a file."""
+        with self._lock:
+            if self._db is None:
+                return []
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                self._trouble(error)
+                return []
+
+    def close(self) -> None:
+        """Close the file; later calls do nothing."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def _open(self) -> sqlite3.Connection | None:
+        for _ in range(2):
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # private
+                db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = NORMAL")
+                db.executescript(self._schema)
+                db.execute(self._shape)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
+                    log.warning("%s can't be opened (%s); measurements are not remembered", self.path, error)
+                    return None
+                self._move_aside(error)
+            except OSError as error:
+                log.warning("%s can't be made (%s); measurements are not remembered", self.path, error)
+                return None
+            else:
+                return db
+        return None
+
+    def _trouble(self, error: sqlite3.Error) -> None:
+        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+        if self._db is not None and damaged:
+            with closing(self._db):
+                self._db = None
+            self._move_aside(error)
+            self._db = self._open()
+        else:
+            log.warning("a measurement was not kept in %s: %s", self.path, error)
+
+    def _move_aside(self, error: sqlite3.Error) -> None:
+        aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
+        for suffix in ("", "-wal", "-shm"):
+            part = self.path.with_name(self.path.name + suffix)
+            try:
+                part.replace(aside.with_name(aside.name + suffix))
+            except FileNotFoundError:
+                continue
+        log.warning("%s was damaged (%s) and is now %s; it is measured anew", self.path, error, aside.name)
+
+
+WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
+"""The rows of each that are kept of a source."""
+_TRIM_EVERY = 100
+
+_HISTORY_SCHEMA = """
+CREATE TABLE IF NOT EXISTS waits (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, wait_s REAL NOT NULL, boot_s REAL NOT NULL,
+    kind TEXT NOT NULL, devices INTEGER NOT NULL, memory_bytes INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS stays (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, stay_s REAL NOT NULL, ended TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS counts (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, session TEXT NOT NULL, pilots INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS waits_of ON waits (source, id);
+CREATE INDEX IF NOT EXISTS stays_of ON stays (source, id);
+CREATE INDEX IF NOT EXISTS counts_of ON counts (source, id);
+"""
+_HISTORY_SHAPE = """
+SELECT wait_s, boot_s, kind, devices, memory_bytes, waits.at, stay_s, ended, stays.at, session, pilots, counts.at
+FROM waits, stays, counts LIMIT 1
+"""
+_TRIM = """
+DELETE FROM {table} WHERE source = ? AND id <= (
+    SELECT id FROM {table} WHERE source = ? ORDER BY id DESC LIMIT 1 OFFSET {rows}
+)
+"""
+
+
+class DeviceSet(msgspec.Struct, frozen=True):
+    """The devices of a pilot; `memory_bytes` is of each."""
+
+    kind: str
+    count: int
+    memory_bytes: int
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A block that came: seconds in the queue, and until its first pilot connected."""
+
+    wait_s: float
+    boot_s: float
+    devices: DeviceSet
+
+
+class Stay(msgspec.Struct, frozen=True):
+    """The seconds of a pilot's stay, its `PilotEnd` and its `LossReason`."""
+
+    stay_s: float
+    ended: str
+    why: str = ""
+
+
+class PilotCount(msgspec.Struct, frozen=True):
+    """From `at` on, a session had this number of pilots."""
+
+    at: float
+    session: str
+    pilots: int
+
+
+class Availability(msgspec.Struct, frozen=True):
+    """The history of a source, oldest first."""
+
+    source: str
+    waits: tuple[Wait, ...] = ()
+    stays: tuple[Stay, ...] = ()
+    counts: tuple[PilotCount, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """The most pilots that one session had at once."""
+        return max((each.pilots for each in self.counts), default=0)
+
+
+class AvailabilityStore:
+    """The history of sources, in one file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
+        self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
+
+    def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
+        """Record that a block's first pilot has come."""
+        of = msgspec.structs.astuple(devices)
+        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
+
+    def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
+        """Record that a pilot has left, and `why` if it was lost."""
+        self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
+
+    def record_count(self, source: str, *, session: str, pilots: int) -> None:
+        """Record how many of the source's pilots a session has now."""
+        self._add("counts", COUNTS, source, session, pilots)
+
+    def of(self, source: str) -> Availability:
+        """Return the history of a source."""
+
+        def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
+            return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))
+
+        return Availability(
+            source,
+            tuple(
+                Wait(wait_s, boot_s, DeviceSet(*of))
+                for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
+            ),
+            tuple(
+                Stay(stay_s, *ended.partition(": ")[::2])  # as `record_stay` wrote it: `lost: preempted`
+                for stay_s, ended in rows("stays", "stay_s, ended")
+            ),
+            tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
+        )
+
+    def close(self) -> None:
+        """Close the file; later calls do nothing."""
+        self._file.close()
+
+    def _add(self, table: str, most: int, source: str, *values: object) -> None:
+        row = (source, time.time(), *values)
+        columns = {
+            "waits": "source, at, wait_s, boot_s, kind, devices, memory_bytes", "stays": "source, at, stay_s, ended",
+            "counts": "source, at, session, pilots",
+        }[table]  # fmt: skip
+        marks = ", ".join("?" * len(row))
+        changes = [(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [row])]
+        self._written[table] += 1
+        if self._written[table] % _TRIM_EVERY == 1:
+            changes.append((_TRIM.format(table=table, rows=most), [(source, source)]))
+        self._file.write(*changes)
 
 
 SCHEMA = """
@@ -38,7 +259,7 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Behind a stage's name: the row holds how far its table is off."""
+"""Suffix of a stage's name: the row holds the error of its table."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -71,17 +292,14 @@ def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
     }  # fmt: skip
 
 
-# ---- performance
-
-
-_SCHEMA = """
+_MEASURED_SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
     recipe TEXT NOT NULL, kind TEXT NOT NULL, what TEXT NOT NULL, function TEXT NOT NULL DEFAULT '',
     count INTEGER NOT NULL, mean REAL NOT NULL, spread REAL NOT NULL, most REAL NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (recipe, kind, what, function)
 ) WITHOUT ROWID;
 """
-_SHAPE = "SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1"
+_MEASURED_SHAPE = "SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1"
 _ADD = """
 INSERT INTO measured VALUES (?, ?, ?, ?, 1, ?, 0, ?, ?)
 ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
@@ -92,7 +310,7 @@ ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):
-    """A quantity that was measured `count` times. Its unit is that of the field that holds it."""
+    """A quantity that was measured `count` times."""
 
     mean: float = 0.0
     sd: float = 0.0
@@ -101,11 +319,9 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device. 0 = never measured; seconds and bytes. Memory is the maximum, times
-    are means with their standard deviations. `run_s` is a call's time over all functions, `functions` by function (key
-    or name); its counts are records, each the mean of some calls, and `calls` has the calls of each function. `paces`:
-    seconds per unit of a call's work, by the size of its gang. `slots`: the mean number of concurrent calls of its
-    libraries."""
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
+    are means with standard deviations, by function (key or name). `calls` has the calls of each function. `paces`:
+    seconds per unit of work by gang size."""
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -124,7 +340,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe on which calls of a function were measured: by device kind, when last (seconds since the epoch)."""
+    """A recipe on which calls of a function were measured, and when last."""
 
     recipe: str
     kinds: tuple[str, ...]
@@ -132,10 +348,10 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class PerformanceStore:
-    """The measurements in one file. Safe with several processes and threads; no method raises because of a disk."""
+    """The measurements in one file. No method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_SCHEMA + SCHEMA, shape=_SHAPE)
+        self._file = Measurements(path, schema=_MEASURED_SCHEMA + SCHEMA, shape=_MEASURED_SHAPE)
 
     def record_load(
         self,
@@ -149,35 +365,27 @@ class PerformanceStore:
         device_bytes: int = 0,
         slots: int = 0,
     ) -> None:
-        """One load of a recipe on a device of this kind. What is 0, the load itself apart, was not measured."""
+        """Record one load of a recipe; a 0 was not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
         known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
     def record_runs(
-        self,
-        recipe_key: str,
-        *,
-        kind: str,
-        function: str,
-        run_s: Iterable[float],
-        calls: int = 1,
-        items: float = 1.0,
+        self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1, items: float = 1.0
     ) -> None:
-        """Calls of a function (its key or name) on a recipe's context, in seconds. `calls`: of how many of them each
-        time is the mean; `items`: how many were packed into each."""
+        """Record calls of a function: each time is the mean of `calls` calls of `items` items."""
         more = [("calls", float(calls))] if calls > 1 else []
         more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds for a unit of work of a call that `size` libraries ran together."""
+        """Record the seconds for a unit of work of `size` libraries together."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
-        """Record the times of steps of a recipe's engine on a device of this kind."""
+        """Record the times of steps of a recipe's engine."""
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
@@ -195,7 +403,7 @@ class PerformanceStore:
         return {kind: _estimate(facts) for kind, facts in found.items()}
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Return the recipes on which calls of a function (its key or name) were measured, the latest first."""
+        """Return the recipes on which a function was measured, the latest first."""
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
@@ -215,7 +423,7 @@ class PerformanceStore:
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
-        """Return the mean number of items in measured calls of a function; 1 if none were packed."""
+        """Return the mean number of items in measured calls of a function."""
         rows = self._file.read(
             "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
             " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",
@@ -269,7 +477,6 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
 
 
 def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
-    """Return the calls in records beyond the one that each has."""
     return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
@@ -280,7 +487,6 @@ def _measured(numbers: tuple[int, float, float, float]) -> Measured:
 
 
 def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    """Merge the counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
     count, mean, spread, most = 0, 0.0, 0.0, 0.0
     for n, m, s, top in groups:
         total = count + n

@@ -9,9 +9,6 @@ from typing import Any
 from stoker.contexts import ambient
 from stoker.contexts.inference.adapter import ModelTexts
 
-# ---- token text
-
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte, in vocabularies that fall back to bytes."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -25,7 +22,6 @@ class TokenText(str):
     raw: bytes
 
     def __new__(cls, text: str, raw: bytes) -> TokenText:
-        """A text with its bytes."""
         made = super().__new__(cls, text)
         made.raw = raw
         return made
@@ -35,8 +31,7 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """The text of a token; a TokenText for a part of a character. `text` is the token decoded alone, `piece` its name
-    in the vocabulary."""
+    """Return the text of a token; a TokenText for a part of a character. `piece` is its name in the vocabulary."""
     if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops the space that begins a text
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -46,7 +41,6 @@ def token_text(text: str, piece: str) -> str:
 
 
 def _bytes_of(piece: str) -> bytes | None:
-    """Return the bytes of a token's name, or None."""
     if found := _BYTE.fullmatch(piece):
         return bytes([int(found[1], 16)])
     try:
@@ -56,8 +50,6 @@ def _bytes_of(piece: str) -> bytes | None:
 
 
 def _byte_level() -> dict[str, int]:
-    """Return the character for each byte in byte-level vocabularies (GPT-2, Llama 3, Qwen): itself if printable, else
-    one from U+0100 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -66,17 +58,14 @@ def _byte_level() -> dict[str, int]:
 _BYTE_LEVEL = _byte_level()
 
 
-# ---- prompts
-
-
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts that are handed to a tokenizer at a time: it cannot be interrupted, and the call may be told to stop."""
+"""Texts that a tokenizer gets at a time: it cannot be interrupted, and the call may be told to stop."""
 
 
 class PromptReader:
-    """A tokenizer, which tokens end a text, and how many tokens the model reads at most (0 = it does not say)."""
+    """A tokenizer, its end tokens, and the most tokens that the model reads (0 = unknown)."""
 
     def __init__(self, tokenizer: Any, *, ends: frozenset[int], longest: int) -> None:
         self.tokenizer = tokenizer
@@ -84,17 +73,17 @@ class PromptReader:
         self.longest = longest
 
     def texts(self) -> ModelTexts:
-        """The part of it that an engine needs."""
+        """Return the part of it that an engine needs."""
         return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt of a conversation in the model's own chat format (`CausalLM.chat_prompt`)."""
+        """Return the prompt of a conversation (`CausalLM.chat_prompt`)."""
         if not getattr(self.tokenizer, "chat_template", None):
             return "\n\n".join(message["content"] for message in messages)
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        """Return each prompt's tokens, after `prefix`. Raises ValueError for anything but a list of prompts."""
+        """Return each prompt's tokens, after `prefix`. Raises ValueError."""
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
         if batch_size < 0:
@@ -106,7 +95,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Token ids of texts; the tokenizer's first token is added unless the text begins with it (chat formats)."""
+        """Return token ids; the first token is added unless all texts begin with it."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -119,15 +108,15 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
-        """The text of tokens, special ones left out."""
+        """Return the text of tokens, special ones left out."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
-        """One token as text, special or not; a TokenText where it is part of a character."""
+        """Return one token as text, or a TokenText."""
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Each label's tokens after each prompt: as the two are written together, where the prompt's tokens stay."""
+        """Return each label's tokens after each prompt, as they are written together."""
         alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
         together = self.encode([prompt + label for prompt in prompts for label in labels])
         found: list[list[Ids]] = []
@@ -141,7 +130,7 @@ class PromptReader:
         return found
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Raises ValueError for more tokens than the model reads."""
+        """Raise ValueError for more tokens than the model reads."""
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
                 raise ValueError(
@@ -151,7 +140,7 @@ class PromptReader:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text: those of the model's generation config, else the tokenizer's own."""
+    """Return the tokens that end a text: the model's, else the tokenizer's."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

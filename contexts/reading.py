@@ -1,9 +1,5 @@
-"""Readings of texts by a causal model: the mean hidden state, and the loss on a target.
-
-Hidden states need no vocabulary, so only the backbone runs. A prompt is computed once for all its samples, which are
-read side by side (`forward`): 16 samples of 40 tokens after a prompt of 64 are 704 tokens instead of 1,664. Prompts and
-samples are given as separate tokens: a sample has the same tokens after every prompt.
-"""
+"""Readings of texts by a causal model: the mean hidden state, and the loss on a target. A prompt is computed once for
+all its samples, which are read side by side (`forward`)."""
 
 from __future__ import annotations
 
@@ -18,17 +14,13 @@ from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.language_model import CausalLM
 
 BATCH_TOKENS = 2048
-"""Tokens of one pass over texts, padding included: enough to fill a device, little enough for any memory."""
 
 
 def mean_hidden(
     model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """The mean over tokens of each text's last hidden states, `[texts, width]`.
-
-    Of a long text the first `most_tokens` are read. `seen` is told how many texts are done after each pass. Raises
-    ValueError for an empty text.
-    """
+    """Return the mean over tokens of each text's last hidden states, `[texts, width]`. Of a long text the first
+    `most_tokens` are read. `seen` gets the number of texts done. Raises ValueError for an empty text."""
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
@@ -49,17 +41,12 @@ def mean_hidden(
 
 
 def mean_losses(
-    model: CausalLM,
-    prompts: Sequence[Ids],
-    samples: Sequence[tuple[Ids, Ids]],
-    *,
-    batch_size: int = 1,
+    model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
-    """Of each prompt the mean over samples of the loss of the sample's target after prompt and input.
+    """Return for each prompt the mean loss over samples, in nats per token of the sample's target.
 
-    Prompts are tokens, and so is a sample: (input, target). Its loss is the mean over the target's tokens, in nats.
-    `batch_size` prompts are computed at a time. Raises ValueError for an empty prompt, no sample, a target without a
-    token, and a sample that is too long for the model with such a prompt before it.
+    Prompts are token ids; a sample is (input, target), read after the prompt. Raises ValueError for an empty prompt, no
+    sample, an empty target, and a sample that is too long for the model.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
@@ -79,7 +66,6 @@ def mean_losses(
 
 
 def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
-    """Return the losses of targets; the last token of a target is never read, only its likelihood counts."""
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
     if runner.shares:
         first, after = runner.prefill_with_tails(rows, [tails] * len(rows))
@@ -124,7 +110,6 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
 
 
 def _alike(rows: list[Ids]) -> list[list[int]]:
-    """Group texts of like length by index, the longest first."""
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
         if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:

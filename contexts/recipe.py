@@ -1,4 +1,4 @@
-"""A recipe: a value that says how to load a context, from what, and what it needs; and the options of `@context`.
+"""A recipe: a value that says how to load a context, from which files, and its needs; and the options of `@context`.
 
 A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest`).
 """
@@ -27,8 +27,6 @@ from stoker.units import (
     show_seconds,
 )
 
-# ---- recipe
-
 
 class Awareness(enum.Enum):
     """How much of a context outlives a call (Pervasive Context Management §4.2)."""
@@ -42,13 +40,9 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A content-addressed file or folder.
-
-    `name` is its injective cache name (digest and kind in the name itself), `size_bytes` its length (of a folder: the
-    sum), `source` where it can be had first: an absolute path that the pilot may or may not see. `inode` and
-    `changed_ns` say which file was there when its content was read, and when it had last been written to; 0 = not
-    known, or too short a time before for a later change to show.
-    """
+    """A content-addressed file or folder. `source` is the absolute path where it was found, which the pilot may not
+    see. `inode` and `changed_ns` identify the file that was read; 0 if unknown, or if the file was too young for a
+    later change to show."""
 
     name: str
     size_bytes: int
@@ -58,10 +52,10 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared. `memory_bytes` is
-    host memory, `device_memory_bytes` memory of each of its `devices` (the same on a CPU device: the larger counts).
-    `kinds`: device kinds that can hold it, best first; empty = any. The memory has room for a language model's cache of
-    `cache_tokens` tokens; each further one takes `token_bytes` (0 = it does not grow)."""
+    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared.
+    `device_memory_bytes` is memory of each of its `devices` (on a CPU the larger one counts). `kinds`: device kinds
+    that can hold it, best first; empty = any. The memory has room for a cache of `cache_tokens` tokens of `token_bytes`
+    each."""
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -74,13 +68,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """How many libraries of a context a program wishes for: `least` stay loaded, `most` are loaded at once (0 = any
-    number), and one that has been idle for `keep_alive_s` is unloaded, as long as `least` remain (None: it stays until
-    its room is wanted).
-
-    They are no part of what a context is: recipes of one key may have different ones, and several programs name each
-    their own (`stoker.manager.core.registry`).
-    """
+    """A program's wishes for libraries of a context: `least` stay loaded, at most `most` are loaded (0 = any number),
+    and one idle for `keep_alive_s` is unloaded. No part of the recipe's key."""
 
     least: int = 0
     most: int = 0
@@ -93,15 +82,11 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is for people (`llm-7f3a`: the loader's name and the first digits of the key).
-    `loader` is the cloudpickle of `(function, args, kwargs)`, or empty for the bare context that loads nothing and
-    serves calls that want no context. `preload` names modules that the zygote imports before it forks.
-    A library runs `slots` calls at once; 0: as many as its context allows once it is loaded (see `slots_of`).
-    A library that serves `calls_per_library` calls retires (0 = never). `arguments` are the loader's, in short: they
-    tell people which of two recipes of one loader this is. `longest_input`: the longest input that it takes, in tokens,
-    where it is a runtime of a family (0 = any; see `encoder_runtimes`). `home`: the folder of the program that made
-    the recipe; the loader runs in it where the pilot sees it. `named`: the relative paths that the program listed in
-    `files`, each with the cache name of its object.
+    `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function, args,
+    kwargs)`, or empty. `preload` names modules that the zygote imports before it forks. A library runs `slots` calls at
+    once (0: see `slots_of`) and retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in
+    short. `longest_input`: the longest input in tokens of a runtime of a family (0 = any). `home`: the program's
+    folder. `named`: relative paths in `files`, with their cache names.
     """
 
     key: str
@@ -150,17 +135,13 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())
-"""The context of calls without one."""
-
-
-# ---- options
 
 
 Size = str | Literal[0] | None
 
 
 class ContextOptions:
-    """The checked options of `@context(...)`: sizes and times are read here, so that an error names the option."""
+    """The checked options of `@context(...)`. An error names the option."""
 
     def __init__(
         self,
@@ -193,7 +174,7 @@ class ContextOptions:
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
         self.awareness = _awareness(awareness)
-        if self.awareness is not Awareness.FULL:  # what does not outlive a call has no second one
+        if self.awareness is not Awareness.FULL:  # a context that ends with its call has no second one
             self.calls_per_library = self.calls_per_library or 1
         self.limits = _limits(min_libraries, max_libraries, keep_alive)
 
@@ -202,7 +183,7 @@ _OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if `@context` has them all. Raises RecipeError with the nearest name."""
+    """Return the options if `@context` has them all. Raises RecipeError with the nearest name."""
     for name in options:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1)
@@ -224,7 +205,6 @@ def _size(option: str, value: Size) -> int:
 
 
 def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
-    """Read a time; a time of 0 is refused with `none_left`, unless that is empty."""
     try:
         seconds = parse_seconds(value)
     except (ValueError, OverflowError) as error:
@@ -255,7 +235,6 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> 
 
 
 def _slots(value: Any) -> int:
-    """Read a library's number of calls at once; 0 stands for `"auto"`."""
     if value == "auto":
         return 0
     if type(value) is not int or value < 1:
@@ -279,7 +258,6 @@ def _paths(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _wrong(option: str, value: Any, problem: str) -> RecipeError:
-    """Return the error for an option; a long value is cut."""
     shown = repr(value)
     return RecipeError(
         f"@context({option}={shown if len(shown) < 80 else shown[:77] + '...'}): {problem}", option=option

@@ -1,14 +1,9 @@
 """Load a model of Transformers, and keep a converted copy so that the next load takes a second.
 
-A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
-result as `save_pretrained` writes it: one safetensors file in the computed dtype, which libraries of one machine map
-into memory and share.
-
-A lock file lets one process convert while others wait. The snapshot is written into a draft folder and renamed; the
-draft of a crash is removed by the next conversion. A snapshot that fails to load is moved aside and made again. A full
-disk costs the snapshot, never the load.
-
-Its name holds the digest of the source and the dtype. This name is its *form*, under which other pilots are offered it.
+A GGUF file is dequantized, and its tokenizer rebuilt, at every load. A *snapshot* is the result as `save_pretrained`
+writes it, in the computed dtype. A lock file lets one process convert while others wait. A snapshot that fails to load
+is moved aside and made again; a full disk never costs the load. Other pilots get it under its *form*: a digest of the
+source and the dtype.
 """
 
 from __future__ import annotations
@@ -34,13 +29,13 @@ from stoker.units import show_seconds
 log = logging.getLogger(__name__)
 
 _FORMATS = {"file": 2, "folder": 1}
-"""By what a snapshot was made from. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
+"""By the kind of source. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer. `weights` says how its weights came to a GPU, for people."""
+    """A model and its tokenizer; `weights` says how the weights came to a GPU."""
 
     model: Any
     tokenizer: Any
@@ -48,41 +43,37 @@ class LoadedParts(NamedTuple):
 
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
-    """Load the model at `path` and its tokenizer, through a snapshot where that is faster. Return them and their
-    origin, for people."""
+    """Load the model and its tokenizer, through a snapshot if that is faster; return its origin too."""
     if snapshot and _worth_it(path):
         return _through_snapshot(path, dtype=dtype, device=device, name=name)
     return _read(path, dtype=dtype, device=device), "as it is"
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return the folder of safetensors of the model at `path` on this disk, and its origin: for engines that read
-    weights themselves. Another format is converted and kept as a snapshot. Raises OSError if that cannot be written,
-    and Transformers' errors for an unreadable model."""
+    """Return the folder of safetensors of the model at `path`, converted into a snapshot if needed, and its origin.
+    Raises OSError, and Transformers' errors for an unreadable model."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _worth_it(path):
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
-    if not snapshot_facts(place) and (facts := snapshot_facts(came)) is not None:
-        return str(came), f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+        return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
-    facts = snapshot_facts(place) or {}
-    made_s = float(facts.get("made_s", 0.0))
+    made_s = made_s_of(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
     return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
-    """Return the place of a snapshot of the object `name` in this dtype."""
+    """Return the place of the snapshot of an object in this dtype."""
     kind, _, digest = name.partition(".")[0].partition("-")
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
 
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
-    """Save the result of `load` as a snapshot at `place`, unless that exists. True if this process made it. Raises
-    OSError if it cannot be written; `place` is then unchanged."""
+    """Save the result of `load` at `place`, as `make_folder` does."""
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
@@ -93,13 +84,12 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
-    `source`: the original, for people. `made_s`: the seconds that it took, if it was made before. Raises OSError if it
-    cannot be written, and the errors of `write`; `place` is then unchanged."""
+    `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if snapshot_facts(place):
+    if made_s_of(place) is not None:
         return False
     with _lock(place.with_name(place.name + ".lock")):
-        if snapshot_facts(place):
+        if made_s_of(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
             log.warning("removing %s, which a process that died has left", left)
@@ -121,7 +111,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def set_aside(place: Path) -> Path:
-    """Move an unusable snapshot away, as far as the disk allows it. Return its new place."""
+    """Move an unusable snapshot away. Return its new place."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)
@@ -137,50 +127,38 @@ def _flush(folder: Path) -> None:
 
 def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    loaded = None if snapshot_facts(place) else _from_peer(place.name, dtype=dtype, device=device)
-    if loaded is not None:
-        return loaded
+    came = ambient.local_path(place.name)
+    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+        try:
+            loaded = _read(str(came), dtype=dtype, device=device)
+        except Exception as error:
+            log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", came, error)
+        else:
+            return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        facts = snapshot_facts(place) or {}
-        took = show_seconds(float(facts.get("made_s", 0.0)))
-        how = f"snapshot (just made in {took})" if made else f"snapshot (made earlier in {took})"
+        made_s = made_s_of(place) or 0.0
         try:
-            loaded = _read(str(place), dtype=dtype, device=device), how
+            loaded = _read(str(place), dtype=dtype, device=device)
         except Exception as error:
             aside = set_aside(place)
             log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
-            ambient.offer_snapshot(place.name, place, made_s=float(facts.get("made_s", 0.0)))
-            return loaded
+            ambient.offer_snapshot(place.name, place, made_s=made_s)
+            return loaded, f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
     return _read(path, dtype=dtype, device=device), "without a snapshot"
 
 
-def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[LoadedParts, str] | None:
-    """Load a snapshot that came from another pilot; None without one, or if it is unusable."""
-    place = ambient.local_path(form)
-    facts = snapshot_facts(place)
-    if facts is None:
-        return None
+def made_s_of(place: Path) -> float | None:
+    """Return the seconds that the snapshot at `place` took; None without one."""
     try:
-        loaded = _read(str(place), dtype=dtype, device=device)
-    except Exception as error:
-        log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", place, error)
+        return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return None
-    return loaded, f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
-
-
-def snapshot_facts(place: Path) -> dict[str, Any] | None:
-    """Return the facts of the snapshot at `place`; None without one."""
-    try:
-        facts = json.loads((place / _FACTS).read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -217,8 +195,7 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Set the first, last and padding tokens of a GGUF file from its configuration. Transformers 5.17 gives SmolLM2's
-    tokenizer the token that begins a message as the one that ends it."""
+    """Transformers 5.17 gives SmolLM2's tokenizer a wrong end token for a GGUF file."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
@@ -226,7 +203,6 @@ def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
 
 
 def _worth_it(path: str) -> bool:
-    """True if a snapshot would load faster than the source: a folder of safetensors needs none."""
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
@@ -234,7 +210,6 @@ def _worth_it(path: str) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Admit one process at a time. Without file locks, the first rename wins."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

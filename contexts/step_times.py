@@ -1,16 +1,12 @@
 """Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
 
-SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length of its
-requests, at powers of two, linear between. Our decode table is the same. Our prefill has the same two dimensions,
-because a step may read several prompts, or a part of a prompt behind what was read before: 512 tokens cost twice as
-much behind 4,000 others. SLINFER's line is the diagonal of this table.
+SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length, at powers of
+two, linear between. Our prefill has two dimensions too, because a step may read a part of a prompt: 512 tokens cost
+twice as much behind 4,000 others. Our engine computes attention over all rows of one size, each as long as the longest:
+callers that know the lengths use `padded_length`.
 
-Our engine computes attention over all rows of one size at once, each as long as the longest: up to a third more than
-the mean says. Callers that know the lengths ask with `padded_length`.
-
-A *cell* holds the samples nearest to the same powers of two: their mean coordinates and mean seconds. `StepSeconds`
-answers the million questions of a simulator: for each batch size, the seconds by length are a few straight lines.
-Where a table is not linear, it asks the table itself.
+A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch size, the
+seconds by length are a few straight lines; where they are not, it asks the table.
 """
 
 from __future__ import annotations
@@ -22,23 +18,18 @@ from itertools import pairwise
 
 import msgspec
 
-# ---- step times
-
-
 MOST_SAMPLES = 200
 """A cell with this many samples forgets old ones: a new sample moves its mean by a 200th of the difference."""
 MOST_CELLS = 512
 """Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _SURE = 4
-"""Samples of a cell before outliers are detected."""
 _OUTLIER = 3.0
-"""A step that takes longer than this many times what is expected of it was disturbed; it counts as much less."""
+"""A step that takes longer than this multiple of its forecast was disturbed; it counts as this multiple."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that took `seconds`: `tokens` were read in it (in a decode step, one for each request), each of which
-    attends to `length` tokens in the mean."""
+    """A step that read `tokens` (one per request in a decode step), each attending to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -47,7 +38,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCell(msgspec.Struct, frozen=True, array_like=True):
-    """The mean of `count` samples that lie near each other."""
+    """The mean of `count` samples that are near each other."""
 
     tokens: float
     length: float
@@ -55,7 +46,7 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
     count: int = 1
 
     def joined(self, other: StepCell) -> StepCell:
-        """The two as one, each with its weight."""
+        """Return the two as one, each with its weight."""
         share = other.count / (self.count + other.count)
         return StepCell(
             self.tokens + (other.tokens - self.tokens) * share,
@@ -66,14 +57,13 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepError(msgspec.Struct, frozen=True, array_like=True):
-    """How far a table was off: the mean of |actual - expected| / actual over `count` samples, each of which was
-    compared before it was used, or never used."""
+    """The mean relative error over samples that the table had not used."""
 
     mean: float = 0.0
     count: int = 0
 
     def joined(self, other: StepError) -> StepError:
-        """Both together."""
+        """Return both together."""
         if not other.count:
             return self
         share = other.count / (self.count + other.count)
@@ -81,7 +71,7 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Step times of one model on one kind of device, in the form that is sent and kept."""
+    """Step times of one model on one device kind, to send and to keep."""
 
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
@@ -94,7 +84,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return sum(cell.count for cell in (*self.prefill, *self.decode))
 
     def joined(self, other: StepTimes) -> StepTimes:
-        """Both together, a cell with the same cell."""
+        """Return both together, a cell with the same cell."""
         return StepTimes(
             _joined(self.prefill, other.prefill),
             _joined(self.decode, other.decode),
@@ -116,11 +106,10 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 class StepTable:
-    """A stage's table, to ask and to add to."""
+    """A stage's table."""
 
     def __init__(self, cells: Iterable[StepCell] = ()) -> None:
         self._rows: dict[int, dict[int, StepCell]] = {}
-        """By the powers of two of tokens, then of length."""
         self._lines: dict[int, list[StepCell]] = {}
         self._order: list[int] = []
         self._count = 0
@@ -134,7 +123,7 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """Return the cell of such a step."""
+        """Return the cell of a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
@@ -142,7 +131,7 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        """Return the seconds of such a step. Raises LookupError for a table without samples."""
+        """Return the seconds of a step. Raises LookupError."""
         if not self._rows:
             raise LookupError("no step has been measured")
         order = self._order
@@ -155,10 +144,10 @@ class StepTable:
         return _between(before, after, tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return a lower bound of a step's seconds, in all and for each of its tokens: of 1 to `most` tokens, each
-        attending to `length` or more. Raises LookupError for a table without samples. Between rows and between cells a
-        step takes at least the lesser of its neighbours, in all or for a token; beyond them its seconds do not fall;
-        before the first row they fall at most in proportion to the tokens."""
+        """Return lower bounds of a step's seconds, in all and per token: of 1 to `most` tokens, each attending to
+        `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them its
+        seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises LookupError
+        without samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -175,7 +164,6 @@ class StepTable:
         return step_s, token_s
 
     def _at(self, place: int, length: float) -> tuple[float, float]:
-        """Return tokens and seconds of a row of cells at this length."""
         line = self._line(place)
         if len(line) == 1:
             only = line[0]
@@ -188,7 +176,6 @@ class StepTable:
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
     def _slope(self, place: int, only: StepCell) -> float:
-        """Return seconds per token of length, for a row with one cell: as in the nearest row with more."""
         others = [other for other in self._order if len(self._rows[other]) > 1]
         if not others:
             return 0.0
@@ -214,7 +201,6 @@ class StepTable:
         self._lines.pop(place, None)
 
     def _line(self, place: int) -> list[StepCell]:
-        """A row's cells by length."""
         line = self._lines.get(place)
         if line is None:
             line = self._lines[place] = [cell for _, cell in sorted(self._rows[place].items())]
@@ -222,7 +208,7 @@ class StepTable:
 
 
 class StepModel:
-    """Both stages' tables, and how far they are off."""
+    """Both stages' tables, and their errors."""
 
     def __init__(self, times: StepTimes | None = None) -> None:
         times = times or StepTimes()
@@ -240,13 +226,11 @@ class StepModel:
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """Seconds of a step that reads `tokens` tokens, each attending to `length` others. Raises LookupError if no
-        step of its stage has been measured."""
+        """Return the seconds of a step. Raises LookupError."""
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """Return the seconds to read a prompt (SLINFER's prefill time): at most `part` tokens a step, 0 = any
-        number."""
+        """Return the seconds to read a prompt in parts (0 = whole)."""
         part, total = part or tokens, 0.0
         for start in range(0, tokens, part):
             count = min(part, tokens - start)
@@ -254,7 +238,7 @@ class StepModel:
         return total
 
     def count_error(self, deviation: float, *, prefill: bool) -> None:
-        """Count how far the table was off for a sample that it had not used."""
+        """Count the error for an unused sample."""
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
@@ -262,9 +246,8 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Compare a sample with the table, then use it. Return the used sample (at most three times the expected
-        seconds, for a disturbed step), and the error |actual - expected| / actual, at most three; None without earlier
-        samples like it."""
+        """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample and
+        the relative error; None without earlier samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -278,7 +261,7 @@ class StepModel:
 
 
 def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
-    """The table of these samples, each of which counts as `weight` of them."""
+    """Return the table of these samples, each with this weight."""
     tables = {True: StepTable(), False: StepTable()}
     for sample in samples:
         tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds, count=weight)
@@ -286,20 +269,20 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_up_to(most: int, *, least: int = 1) -> list[int]:
-    """Return the powers of two from the first that is at least `least`, and `most` itself."""
+    """Return the powers of two from `least` on, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens that each token attends to, for reads of (first place, tokens)."""
+    """Return the mean number of tokens attended to, for reads of (first place, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size and a
-    length, counts as long as the longest of its size."""
+    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size, counts
+    as long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -313,8 +296,6 @@ def power_of(value: float) -> int:
 
 
 def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
-    """Interpolate on the line through two points. Beyond the second it never falls; before the first it is at least
-    proportional."""
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])
@@ -329,8 +310,7 @@ def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[Step
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """A profiler's result: the times, `left_out` samples without memory or time, and the seconds it took. `engine`,
-    `device`: the measured ones."""
+    """A profiler's result; `left_out` samples had no memory or time."""
 
     times: StepTimes
     engine: str
@@ -339,16 +319,12 @@ class StepProfile(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-# ---- step lines
-
-
 _LEAST = 1.0
-"""No batch has a mean length of less than a token."""
 _FAR = 65_536.0
-"""So many tokens beyond the last cell a line is straight, too."""
+"""Tokens beyond the last cell to which a line extends."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""The most prompt lengths that are cached, more than a workload has."""
+"""Most prompt lengths that are cached, more than a workload has."""
 
 
 class StepSeconds:
@@ -359,14 +335,12 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """The seconds of prompts that were asked for before: a policy asks for a waiting call again and again."""
+        """Seconds of earlier prompts: a policy asks for a waiting call again and again."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By the requests of a batch: the seconds at each of the lengths, and for one more token from there on; None
-        where they do not lie on a line."""
+        """By batch size: the seconds at each of the lengths, and the slope from there on; None where it is no line."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds of a step that reads this many tokens of prompts, each attending to `length`. Raises
-        LookupError if no such step has been measured."""
+        """Return the seconds of a step that reads prompt tokens. Raises LookupError."""
         known = self._prefills.get((tokens, length))
         if known is None:
             known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
@@ -376,8 +350,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of each of `count` decode steps in a row, of this many requests: their mean length is
-        `length` in the first, and grows by a token per step. Raises LookupError if no such step has been measured."""
+        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at `length`
+        and grows by a token per step. Raises LookupError."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()
@@ -395,7 +369,6 @@ class StepSeconds:
         return found
 
     def _line(self, rows: int) -> tuple[list[float], list[float | None]]:
-        """The lines of a batch of this size. A line that the table leaves somewhere, it leaves at a quarter, too."""
         knots = [*self._lengths, self._lengths[-1] + _FAR]
         values = [self._table_s(rows, length) for length in knots]
         slopes: list[float | None] = []

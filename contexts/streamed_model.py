@@ -1,13 +1,9 @@
 """Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
 
 Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
-threads read spans of the files into pinned buffers and copy them asynchronously, each on a CUDA stream, one buffer
-filling while the other is copied. Weights of another dtype are converted on the device (docs/decisions/092). With a CPU
-as the device copies are synchronous; the tests use it.
-
-Transformers builds the model around tensors that are on the device already: it renames keys, ties weights and computes
-buffers, and copies nothing. Where a folder is unusual, or anything fails, Transformers reads the weights itself, so
-errors are its own.
+threads read spans of the files into pinned buffers and copy them asynchronously; other dtypes are converted on the
+device (docs/decisions/092). Transformers then builds the model around these tensors. Where a folder is unusual, or
+anything fails, Transformers reads the weights itself.
 """
 
 from __future__ import annotations
@@ -22,18 +18,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from transformers import AutoConfig, GenerationConfig, modeling_utils
 from transformers.models.auto import auto_factory
+from transformers.utils import logging as transformers_logging
 
 from stoker.units import show_bytes, show_seconds
-
-# ---- weight stream
-
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
@@ -58,8 +51,6 @@ class StoredTensor(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Part of a tensor that is read at once; `offset` counts from the tensor's first byte."""
-
     stored: StoredTensor
     offset: int
     size_bytes: int
@@ -80,10 +71,8 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors of the safetensors files that Transformers would read in this folder.
-
-    Raises OSError for a file that cannot be read, and ValueError for one that is damaged or holds an unknown dtype.
-    """
+    """Return the tensors of the safetensors files in this folder. Raises OSError, and ValueError for a damaged file or
+    an unknown dtype."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _tensors_of(single)
@@ -132,7 +121,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
 
 
 class WeightStream:
-    """The weights on their way to a device. Use it in a `with` block: no thread or pinned buffer outlives the block."""
+    """The weights on their way to a device, in a `with` block."""
 
     def __init__(
         self,
@@ -147,7 +136,7 @@ class WeightStream:
 
         Args:
             stored: The tensors to read.
-            device: Where they go, as PyTorch names it.
+            device: Their target, as PyTorch names it.
             dtype: Dtype of floating-point weights on the device; None keeps the dtype of the file.
             readers: Number of threads; 0 takes one per core of this process, from 2 to 8.
             buffer_bytes: Size of a staging buffer, a multiple of 16. Each thread has two.
@@ -168,19 +157,14 @@ class WeightStream:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped = True
         self._thread.join()
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights and return them by name, once: the stream keeps none.
-
-        Raises OSError for a file that ends early or cannot be read, and PyTorch's error for a device without
-        memory.
-        """
+        """Wait for the weights and return them by name, once. Raises OSError for an unreadable file, and PyTorch's
+        error for a device without memory."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -234,7 +218,6 @@ class WeightStream:
                 future.result()
 
     def _read(self, files: dict[str, int], spans: deque[list[_Piece]]) -> None:
-        """Read spans until all are read, or until a reader has failed."""
         try:
             with Staging(self._device, self._buffer_bytes) as staging:
                 while spans and not self._stopped:
@@ -254,7 +237,6 @@ class WeightStream:
             raise
 
     def _copy(self, piece: _Piece, source: torch.Tensor, staging: Staging) -> None:
-        """Queue the copy of a piece to its place on the device."""
         dtype, flat = piece.stored.dtype, self._tensors[piece.stored.name].view(-1)
         target = flat[piece.offset // dtype.itemsize : (piece.offset + piece.size_bytes) // dtype.itemsize]
         if flat.dtype == dtype:
@@ -266,7 +248,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread and the CUDA stream on which they are copied; without CUDA, plain buffers."""
+    """Two buffers of one thread and the CUDA stream on which they are copied."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -291,9 +273,7 @@ class Staging:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._scope.close()
         self._buffers, self._events, self._scratch = [], [], None
 
@@ -304,14 +284,14 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Note that all copies from the current buffer are queued; the other buffer is next."""
+        """Note that all copies from the current buffer are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
         self._turn = (self._turn + 1) % _BUFFERS
 
     def scratch(self) -> torch.Tensor:
-        """Memory on the device of a buffer's size, for weights that are converted there."""
+        """Return memory on the device for weights that are converted there."""
         if self._scratch is None:
             self._scratch = torch.empty(self._buffer_bytes, dtype=torch.uint8, device=self._device)
         return self._scratch
@@ -327,7 +307,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from the byte `start` of the file on. Raises OSError where the file ends first."""
+    """Fill `into` from the byte `start` on. Raises OSError where the file ends."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -336,7 +316,6 @@ def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
 
 
 def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]]:
-    """Cut tensors into pieces and group pieces that follow each other in a file: a span is read at once."""
     spans: list[list[_Piece]] = []
     for each in stored:
         for offset in range(0, each.size_bytes, most_bytes):
@@ -349,9 +328,6 @@ def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]
     return spans
 
 
-# ---- streamed model
-
-
 log = logging.getLogger(__name__)
 
 BY_TRANSFORMERS = "weights by Transformers"
@@ -362,13 +338,10 @@ class UnusualModelError(Exception):
 
 
 class StreamedWeights:
-    """The weights of a model, which a stream brings to the device; or why none does. Use it in a `with` block.
-
-    The stream starts when the block is entered, so that a tokenizer can load meanwhile.
-    """
+    """The weights of a model, streamed from the start of its `with` block; or the reason why not."""
 
     def __init__(self, place: str, *, dtype: Any, device: str, **more: Any) -> None:
-        """Prepare to load the model at `place`, a folder or a hub name; `more` is for `from_pretrained`."""
+        """Prepare to load the model at `place`; `more` is for `from_pretrained`."""
         self._place = place
         self._dtype = dtype
         self._device = device
@@ -392,10 +365,7 @@ class StreamedWeights:
         self._scope.close()
 
     def model(self, kind: Any) -> Any:
-        """Return the model; `kind` is an Auto class of Transformers.
-
-        Raises the error of Transformers for a model that it cannot read.
-        """
+        """Return the model of an Auto class of Transformers. Raises its errors."""
         if self._stream is not None:
             try:
                 model = self._around_stream(kind, self._stream)
@@ -409,7 +379,6 @@ class StreamedWeights:
         return kind.from_pretrained(self._place, dtype=self._dtype, **more)
 
     def _note(self, error: Exception) -> None:
-        """Note why the weights are not streamed; a plain sentence is expected, anything else is worth a warning."""
         is_expected = isinstance(error, UnusualModelError)
         why = str(error) if is_expected else f"{type(error).__name__}: {error}"
         level = logging.DEBUG if is_expected else logging.WARNING
@@ -439,10 +408,10 @@ class StreamedWeights:
         self._stream = self._scope.enter_context(stream)
 
     def _around_stream(self, kind: Any, stream: WeightStream) -> Any:
-        """Build the model around the streamed tensors. Raises UnusualModelError where the model holds other weights."""
         tensors = stream.wait()
         with _without_reserve():
-            model, info = _class_of(kind, self._config).from_pretrained(
+            # The Auto class itself takes no tensors.
+            model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
                 device_map={"": self._device}, output_loading_info=True,
             )  # fmt: skip
@@ -460,23 +429,16 @@ class StreamedWeights:
 
 
 def streams_to(device: str) -> bool:
-    """True for a device to which weights are streamed; on a CPU a mapped file is faster than any copy."""
+    """True for a GPU: a CPU maps the file faster."""
     return device.startswith("cuda")
 
 
-def _class_of(kind: Any, config: Any) -> Any:
-    """The class that an Auto class chooses for this configuration: the Auto class itself takes no tensors."""
-    return auto_factory._get_model_class(config, kind._model_mapping)
-
-
 def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
-    """Return the name of a weight that is a copy and not a streamed tensor; empty without one."""
     streamed = {tensor.data_ptr() for tensor in tensors.values()}
     return next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), "")
 
 
 def _generation_config(place: str) -> Any:
-    """The generation config of a model's folder, as `from_pretrained` finds it."""
     try:
         return GenerationConfig.from_pretrained(place, local_files_only=True)
     except OSError:
@@ -487,10 +449,24 @@ def _generation_config(place: str) -> Any:
 
 @contextlib.contextmanager
 def _without_reserve() -> Iterator[None]:
-    """Keep Transformers from reserving device memory for weights that are already there."""
     plain = modeling_utils.caching_allocator_warmup
     modeling_utils.caching_allocator_warmup = lambda *_, **__: None
     try:
         yield
     finally:
         modeling_utils.caching_allocator_warmup = plain
+
+
+def dtype_of(dtype: str, *, path: str, device: str) -> Any:
+    """Return the dtype of computing: the named one; `auto` is float32 on a CPU, and the model's own on a GPU (bfloat16
+    for GGUF)."""
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if path.endswith(".gguf") else "auto"
+
+
+def be_quiet() -> None:
+    """Have Transformers show no progress bars in a library's log."""
+    transformers_logging.disable_progress_bar()

@@ -1,7 +1,4 @@
-"""Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests.
-
-See `CausalLM` for the meaning of the methods. Several threads may use one writer.
-"""
+"""Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests."""
 
 from __future__ import annotations
 
@@ -14,18 +11,17 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance, check_sampling
+from stoker.contexts.inference.adapter import NewToken, Sampling, check_sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.prompts import PromptReader
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Of each new token the token's text, its log-likelihood, and the likeliest tokens with theirs. The text of a token
-that is part of a character is a `prompts.TokenText`, which has its bytes."""
+"""Of each new token the text, its log-likelihood, and the likeliest tokens with theirs. The text of a part of a
+character is a `prompts.TokenText`."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """What a model wrote after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
-    `max_new_tokens`). `logprobs` are empty unless they were asked for."""
+    """A model's text after a prompt. `finish_reason` is `stop`, or `length` if it was cut."""
 
     text: str
     finish_reason: str
@@ -35,8 +31,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """One new token of a completion that is streamed. `text` may be empty: a character may take several tokens.
-    `finish_reason` is empty until the last one; `logprobs` as in `Completion`, of this token."""
+    """One new token of a streamed completion. `text` may be empty."""
 
     text: str
     finish_reason: str = ""
@@ -44,7 +39,7 @@ class CompletionToken(msgspec.Struct, frozen=True):
 
 
 class TextWriter:
-    """Has the engine of `thread` write texts after prompts, which `prompts` turns into tokens."""
+    """Writes texts with the engine of `thread`, for several threads."""
 
     def __init__(self, thread: EngineThread, prompts: PromptReader) -> None:
         self._thread = thread
@@ -53,7 +48,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """The texts of `CausalLM.generate`. The seed of `sampling` is not used."""
+        """Return the texts of `CausalLM.generate`. The seed of `sampling` is not used."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         check_sampling(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
@@ -72,7 +67,7 @@ class TextWriter:
         return texts
 
     def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The pieces of `CausalLM.stream`. Raises ValueError at once, and not when the first piece is taken."""
+        """Yield the pieces of `CausalLM.stream`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
 
         def pieces() -> Iterator[str]:
@@ -84,7 +79,7 @@ class TextWriter:
         return pieces()
 
     def tokens(self, prompt: str, sampling: Sampling) -> Iterator[CompletionToken]:
-        """The tokens of `CausalLM.stream_completion`. Raises ValueError at once, as `pieces`."""
+        """Yield the tokens of `CausalLM.stream_completion`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
 
         def tokens() -> Iterator[CompletionToken]:
@@ -96,7 +91,7 @@ class TextWriter:
         return tokens()
 
     def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        """The completion of `CausalLM.complete`."""
+        """Return the completion of `CausalLM.complete`."""
         row = self._row(prompt, sampling)
         with self._asked(row, sampling) as generation:
             tokens = list(generation.tokens())
@@ -113,8 +108,6 @@ class TextWriter:
     def _write_group(
         self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
     ) -> None:
-        """Write the prompts at these places, at most `ahead` at a time, so that requests of other calls need not wait
-        for all of them."""
         left = iter(order)
         open_ones: deque[tuple[int, Generation]] = deque()
         try:
@@ -132,7 +125,6 @@ class TextWriter:
 
     @contextlib.contextmanager
     def _asked(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Iterator[Generation]:
-        """Submit the request of one prompt; abort it if the block ends first."""
         generation = self._submit(row, sampling, pieces=pieces)
         try:
             yield generation
@@ -140,12 +132,10 @@ class TextWriter:
             generation.abort()
 
     def _submit(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Generation:
-        """Hand a prompt to the engine, with the times at which the call's tokens are due."""
         due_at, tpot_s = ambient.token_dues(len(row))
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s)
 
     def _row(self, prompt: str, sampling: Sampling) -> Ids:
-        """Return the tokens of one prompt. Raises ValueError for a prompt that cannot be continued."""
         if not isinstance(prompt, str):
             raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
         check_sampling(sampling)
@@ -156,19 +146,16 @@ class TextWriter:
         return row
 
     def _likelihoods(self, tokens: Sequence[NewToken]) -> Likelihoods:
+        text = self._prompts.token_text
         return tuple(
-            (self._prompts.token_text(token.token), token.logprob, tuple(map(self._named, token.likeliest)))
+            (text(token.token), token.logprob, tuple((text(each.token), each.logprob) for each in token.likeliest))
             for token in tokens
             if token.logprob is not None
         )
 
-    def _named(self, chance: TokenChance) -> tuple[str, float]:
-        return self._prompts.token_text(chance.token), chance.logprob
-
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order in which prompts are submitted. The longest is first: if the engine has no room for it, it
-    refuses it before other texts are written. With `all_sorted` all are in the order of their lengths."""
+    """Return the order of submission: the longest first, so that it is refused before others are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

@@ -10,9 +10,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.contexts.by_value import ByValuePickler
-from stoker.contexts.open_handles import OpenHandle, is_handle
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_handle
+from stoker.contexts.function_code import attribute_names
+from stoker.contexts.user_code import is_installed, kind_name
 
 _FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
 _TRIES = 300
@@ -20,7 +20,7 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return one sentence: the part that could not be pickled, its place, the reason, and the remedy."""
+    """Return a sentence on the part that could not be pickled, the reason, and the remedy."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # looking for the reason must not hide that there is one
@@ -39,8 +39,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """What a future is: of this program (`concurrent.futures`, Parsl) or of asyncio; empty for anything else. Neither
-    library is imported for it."""
+    """Return the kind of a future, or an empty string. Imports neither library."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
@@ -49,7 +48,6 @@ def future_kind(value: Any) -> str:
 
 
 def _of_future(path: str, kind: str, *, what: str) -> str:
-    """Return the sentence for a future."""
     value = "its .result()" if kind == "a future" else "what it gives when it is awaited"
     if what in ("result", "checkpoint"):
         place = f"holds {kind} at {path}" if path else f"is {kind}"
@@ -66,7 +64,6 @@ def _of_future(path: str, kind: str, *, what: str) -> str:
 
 
 def _of_handle(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
-    """Return the sentence for an open file. `is_itself`: the handle is at `path`, else inside the object there."""
     verb = "is" if is_itself else "holds"
     if what in _FROM_LIBRARY:
         place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"
@@ -85,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_handle(culprit):  # it fails for what it is made of, which is of no interest
+        if future_kind(culprit) or is_handle(culprit):  # it fails for one of its parts, which is of no interest
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -128,7 +125,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in global_names(value.__code__):
+        for name in sorted(attribute_names(value.__code__)):
             if name in value.__globals__:
                 yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
@@ -150,7 +147,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return an object's own attributes, slots included."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -160,22 +156,12 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found
 
 
-def global_names(code: types.CodeType) -> list[str]:
-    """Return the names that a function's code may look up as globals, attribute names included."""
-    names = list(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            names += global_names(const)
-    return names
-
-
 def _tidy(path: str, value: Any, *, what: str) -> str:
-    """Rewrite `[0][1].lock` of `(args, kwargs)` as `argument 1, .lock`."""
     calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and what goes with it
+    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and its companions
 
 
 def _name(key: Any) -> str:
@@ -183,12 +169,11 @@ def _name(key: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, types.FunctionType):
         return f"the function {value.__qualname__}"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
+    name = kind_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 

@@ -1,8 +1,8 @@
 """Tell the user's own code from installed code.
 
-Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
-installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The user's
-own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
+Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) travels by name, and
+a digest names its version. The user's own modules may not be importable on a pilot: they travel by value, and a digest
+covers their content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.startup import RELEASE
 
@@ -33,11 +33,11 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if the module `name` (dotted) belongs to the environment. `__main__` and unknown modules do not."""
+    """True if a module belongs to the environment; not `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # what is not imported yet may be found out later
+        if name in sys.modules:  # a module that is not imported yet may be found out later
             _known[name] = known
     return known
 
@@ -46,7 +46,7 @@ def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     if top in _MAIN:
         return False
-    if top == "stoker" or top in _STDLIB or top in sys.builtin_module_names:
+    if top == "stoker" or top in _STDLIB:
         return True
     module = sys.modules.get(name) or sys.modules.get(top)
     if module is None:
@@ -58,11 +58,13 @@ def _is_installed(name: str) -> bool:
 
 
 def _lies_in_environment(file: str) -> bool:
-    return file.startswith(_installed_roots()) or any(file in recorded for _, recorded in recorded_folders())
+    return file.startswith((*_site_roots(), *_linked_roots())) or any(
+        file in recorded for _, recorded in recorded_folders()
+    )
 
 
 class ModuleSource(NamedTuple):
-    """The source of a module: a file, or for a package without `__init__.py` its folder."""
+    """The source of a module: a file, or the folder of a package without `__init__.py`."""
 
     file: str
     is_package: bool
@@ -74,8 +76,7 @@ _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of the user's own module `name`, imported or not; None for any other module. Imports
-    nothing."""
+    """Return the source of the user's own module; None for any other. Imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -97,7 +98,6 @@ def source_of(name: str) -> ModuleSource | None:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Find a module that is not imported yet, without importing the packages above it."""
     parent = name.rpartition(".")[0]
     try:
         if not parent:
@@ -111,7 +111,6 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
-    """Find a module of a package with these folders."""
     try:
         return PathFinder.find_spec(name, places)
     except KeyError:  # a folder without `__init__.py`, in a package that is not imported
@@ -121,31 +120,25 @@ def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
         return spec
 
 
+_linked: dict[str, bool] = {}
+
+
 def is_linked(top: str) -> bool:
-    """True if a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
-    if top == "stoker" or top in _MAIN or top in _STDLIB or top in sys.builtin_module_names:
+    """True if a top-level module is an editable install (`pip install -e`)."""
+    if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
     known = _linked.get(top)
     if known is None:
-        known = _is_linked(top)
+        place = place_of(top) or ""
+        is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
+        known = top in _editable_names() or is_below
         if top in sys.modules:
             _linked[top] = known
     return known
 
 
-_linked: dict[str, bool] = {}
-
-
-def _is_linked(top: str) -> bool:
-    if top in _editable_names():
-        return True
-    place = place_of(top)
-    return place is not None and not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
-
-
 def place_of(top: str) -> str | None:
-    """Return the folder of a top-level package, or the file of a top-level module, imported or not; None if not
-    found."""
+    """Return the folder of a package, or the file of a module; None if not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -154,13 +147,26 @@ def place_of(top: str) -> str | None:
 
 
 def version_of(name: str) -> str:
-    """Return the version of the distribution of `name`'s top-level module, or an empty string."""
+    """Return the version of a module's distribution, or an empty string."""
     return _version(name.partition(".")[0])
+
+
+def lookup(home: str, name: str) -> Any:
+    """Return what an imported module has under a dotted name; None without it."""
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def kind_name(kind: type) -> str:
+    """Return a type's name with its module, unless it is builtin."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache
 def _version(top: str) -> str:
-    if top in _STDLIB or top in sys.builtin_module_names:
+    if top in _STDLIB:
         return ""
     if top == "stoker":
         return RELEASE
@@ -179,11 +185,6 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 @functools.cache
-def _installed_roots() -> tuple[str, ...]:
-    return (*_site_roots(), *_linked_roots())
-
-
-@functools.cache
 def _site_roots() -> tuple[str, ...]:
     folders = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
@@ -193,7 +194,6 @@ def _site_roots() -> tuple[str, ...]:
 
 @functools.cache
 def _linked_roots() -> tuple[str, ...]:
-    """Return source folders of simple editable installs: a line in a .pth file puts each on `sys.path`."""
     found: set[str] = set()
     for folder in _site_roots():
         if os.path.isdir(folder):
@@ -204,8 +204,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Return folders of the search path outside the environment into which pip has put packages (`pip install
-    --target`), with the recorded files and their folders."""
+    """Yield folders outside the environment into which pip has put packages, with the recorded files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -218,7 +217,6 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
 
 @functools.lru_cache(maxsize=64)
 def _recorded_in(folder: str, _changed_ns: int) -> frozenset[str]:
-    """Return the recorded files only: a script may be next to the packages that it needs."""
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError, csv.Error), open(record, encoding="utf-8", errors="replace", newline="") as lines:
@@ -239,7 +237,6 @@ def _folders_in_pth(file: str, *, base: str) -> list[str]:
 
 
 def _editable_names() -> frozenset[str]:
-    """Return the names that import hooks of editable installs (setuptools) serve."""
     names: set[str] = set()
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

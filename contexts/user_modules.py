@@ -1,33 +1,39 @@
-"""The user's own modules that functions import when they run, read without importing them.
+"""The user's own modules that functions import: read in the program, imported in the library from the sources that
+travelled.
 
-The sources of these modules travel with a function (`carried_modules` imports them), with those that they import. A
-module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. Comments
-do not count, and two programs with the same sources share one module, unless it asks for `__file__`.
+The sources travel with a function, and so do the modules that they import. A module's `version` is the digest of its
+code, its packages' and its imports'. Linked packages (`pip install -e`) travel by name with a stamp: a library that
+imported one at another stamp imports it again.
 
-Packages that were installed as a link (`pip install -e`) travel by name. A library may outlive an edit, so a function
-brings their stamps along: a library that has imported a package at another stamp imports it again. A recipe's key
-covers the stamps of its loader's packages.
+In a library, an import statement finds travelled modules before the search path. A process has one version of a module
+at a time. If a call brings another, `before_replacing` is called, which may end the library; otherwise the module is
+imported again, and functions are unpickled again (`count_replaced`). Where one call runs at a time, a function finds
+only the modules that it brought. The context's own modules return, as the same objects, after a function with others.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from importlib.machinery import ModuleSpec
+from importlib.readers import FileReader
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from stoker.contexts.function_code import asks_where_it_lies, imports
 from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
 from stoker.units import show_bytes
-
-# ---- user modules
-
 
 logger = logging.getLogger("stoker.captured")
 
@@ -46,8 +52,7 @@ class _Read(NamedTuple):
 
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c.
-    `package` is the package of the code, for relative imports."""
+    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -71,8 +76,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, and all that these import of the user's own. `digest` makes the
-    digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES."""
+    """Return the user's own modules among these names, and their imports. Empty, with a warning, if the sources are
+    more than MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -102,7 +107,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
-    """Compile a module's source without running it; None for a compiled extension or a missing file."""
+    """Compile a module's source; None for an extension or a missing file."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
 
@@ -161,19 +166,15 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
 
 
 def package_around(function: types.FunctionType) -> str:
-    """Return the package from which a function's relative imports start; empty for a program or a plain module."""
+    """Return the package of a function's relative imports, or an empty string."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Yield a dotted name and its packages."""
     while name:
         yield name
         name = name.rpartition(".")[0]
-
-
-# ---- editable
 
 
 _FRESH_S = 0.2
@@ -183,8 +184,7 @@ _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """Return a digest of the names, sizes and times of change of all source files of the linked package that holds the
-    module `name`; empty for every other module."""
+    """Return a digest of the source files' stats of a linked package; else empty."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -196,7 +196,7 @@ def stamp_of(name: str) -> str:
 
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the stamps of all linked packages that this process has imported or that `names` lists."""
+    """Return the stamps of all linked packages that are imported or listed."""
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
     return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
@@ -225,3 +225,211 @@ def _source_files(place: str) -> list[str]:
         if len(found) > _MOST_FILES:
             break
     return found
+
+
+class CarriedModules:
+    """The modules of one function or loader, and the `stamps` of its linked packages."""
+
+    def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
+        self._stamps = stamps
+        self._entered_at = -1
+        self.found = {
+            name: _Carried(file, version, data, is_package=is_package)
+            for name, (file, is_package, version, data) in table.items()
+        }
+
+    def enter(self) -> None:
+        """Have import statements find these modules, and the context's that these do not replace."""
+        if self._entered_at != _finder.count_changes:
+            with _lock:
+                self._enter()
+
+    def over(self, other: CarriedModules) -> CarriedModules:
+        """Return these modules, with those of `other` below them."""
+        both = CarriedModules({}, {**other._stamps, **self._stamps})
+        both.found = {**other.found, **self.found}
+        return both
+
+    def enter_for_good(self) -> None:
+        """Enter the modules of a context's loader for good."""
+        self.enter()
+        _finder.context = self
+
+    def _enter(self) -> None:
+        known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
+        # Where one call runs at a time, a function finds no module that it did not bring: a function whose program
+        # lacks a module must not import another program's.
+        leaving = {
+            name: carried
+            for name, carried in known.items()
+            if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
+        }
+        replaced = [name for name in leaving if name in wanted and has_travelled(name)]
+        others = [
+            *((name, known[name]) for name in replaced),
+            *((name, carried) for (name, _), (carried, _) in hidden.items()),
+        ]
+        if before_replacing is not None and any(
+            name in wanted and carried.is_imported and carried.version != wanted[name].version
+            and not _is_of_context(name, carried) and not _is_of_context(name, wanted[name])
+            for name, carried in others
+        ):  # fmt: skip
+            before_replacing()
+        _finder.count_replaced += bool(replaced)
+        elsewhere = [name for name in wanted if name in sys.modules and not _is_here(name)]
+        packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
+        imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
+        for name in elsewhere:
+            _forget_package(name, imported)
+        for name, carried in leaving.items():
+            modules = _forget_package(name, imported) if has_travelled(name) else {}
+            if name not in wanted or _is_of_context(name, carried):  # it returns as the same object
+                hidden[name, carried.version] = carried, modules
+        self._forget_edited_packages()
+        back = dict[str, Any]()
+        new = {name: carried for name, carried in wanted.items() if name not in known or name in leaving}
+        for name in leaving.keys() - wanted.keys():
+            del known[name]
+        for name, carried in new.items():
+            known[name], modules = hidden.pop((name, carried.version), (carried, {}))
+            back |= modules
+        for name in sorted(back):  # a package before what is below it
+            sys.modules[name] = back[name]
+            names, last = _names_above(name)
+            names[last] = back[name]
+        if new or leaving:
+            _finder.count_changes += 1
+            _finder.install()
+        self._entered_at = _finder.count_changes
+
+    def _forget_edited_packages(self) -> None:
+        for top, stamp in self._stamps.items():
+            if top in sys.modules and _imported_at.get(top) != stamp:
+                _forget_package(top, list(sys.modules))
+                importlib.invalidate_caches()
+            _imported_at[top] = stamp
+
+
+before_replacing: Callable[[], None] | None = None
+"""Called before a module that is not the context's is replaced by another version."""
+_imported_at: dict[str, str] = {}
+"""The stamps of linked packages when this process imported them, as far as known."""
+
+
+def count_replaced() -> int:
+    """Return how often modules were replaced since the start."""
+    return _finder.count_replaced
+
+
+def versions_of_context() -> Mapping[str, str]:
+    """Return the versions of the modules of the context's loader."""
+    return {name: carried.version for name, carried in _finder.context.found.items()}
+
+
+def has_travelled(name: str) -> bool:
+    """True if this module is here because it came with a function."""
+    return name in sys.modules and _is_here(name)
+
+
+def _is_here(name: str) -> bool:
+    carried = _finder.known.get(name)
+    return carried is not None and carried.is_imported
+
+
+def _is_of_context(name: str, carried: _Carried) -> bool:
+    own = _finder.context.found.get(name)
+    return own is not None and own.version == carried.version
+
+
+class _Carried(importlib.abc.ExecutionLoader):
+    def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
+        self.path = file
+        self.version = version
+        self.data = data
+        self.is_imported = False
+        self._is_package = is_package
+
+    def spec(self, name: str) -> ModuleSpec:
+        places = None
+        if self._is_package:
+            is_folder = not self.path.endswith(".py")
+            places = [self.path if is_folder else os.path.dirname(self.path)]
+        return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
+            name, self.path, loader=self, submodule_search_locations=places
+        )
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.is_imported = True
+        super().exec_module(module)
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.path
+
+    def get_source(self, fullname: str) -> str:  # noqa: ARG002
+        return importlib.util.decode_source(self.data)
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self._is_package
+
+    def get_resource_reader(self, fullname: str) -> FileReader | None:  # noqa: ARG002
+        return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
+
+    def get_data(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+
+NO_MODULES = CarriedModules({}, {})
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.context = NO_MODULES
+        self.known: dict[str, _Carried] = {}
+        """The modules that came with functions, by name, each in the version of the call that brought it last."""
+        self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
+        """Modules that may return, by name and version, with all modules below them: other functions' than the running
+        one's, and the context's that a function has replaced."""
+        self.count_changes = 0
+        self.count_replaced = 0
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def clear(self) -> None:
+        for name in [name for name in self.known if has_travelled(name)]:
+            _forget_package(name, list(sys.modules))
+        self.known.clear()
+        self.hidden.clear()
+        self.context = NO_MODULES
+        self.count_changes += 1
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        carried = self.known.get(fullname)
+        return carried.spec(fullname) if carried is not None else None
+
+
+_finder = _Finder()
+_lock = threading.Lock()
+
+
+def _forget_package(name: str, imported: Iterable[str]) -> dict[str, Any]:
+    dropped: dict[str, Any] = {}
+    for one in imported:
+        if (one == name or one.startswith(f"{name}.")) and one in sys.modules:
+            dropped[one] = module = sys.modules.pop(one)
+            names, last = _names_above(one)
+            if module is not None and names.get(last) is module:
+                del names[last]
+    return dropped
+
+
+def _names_above(name: str) -> tuple[dict[str, Any], str]:
+    package, _, last = name.rpartition(".")
+    return getattr(sys.modules.get(package), "__dict__", {}), last

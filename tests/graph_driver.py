@@ -11,7 +11,7 @@ from engine_contract import EngineDriver, Ids
 
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import ModelTexts
-from stoker.contexts.inference.choosing import own_engine
+from stoker.contexts.inference.static import own_engine
 
 SMALL = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -45,7 +45,7 @@ class GraphDriver(EngineDriver):
         texts = ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset({1}), longest=4096)
         runner = ModelRunner(self.model, limit_bytes=10_000_000)
         engine: Any
-        engine, _ = own_engine(
+        engine = own_engine(
             runner, texts, engine="continuous", cache_bytes=cache_bytes, graphs=captures, backend=lambda _: backend
         )
         self.ahead = engine._ahead

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from stoker.contexts import ambient, encoder
+from stoker.contexts.loading import load_context
 
 WORDS = ("paris", "lies", "in", "france", "and", "water", "boils")
 
 
-def write_tiny_encoder(folder: Path) -> None:
+def write_tiny_encoder(folder: Path, *, words: Sequence[str] = WORDS, head: bool = False, **more: Any) -> Path:
     """A BERT of random weights, always the same, whose tokens are words. It reads 40 tokens and gives 32 numbers."""
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(7)
     config = BertConfig(
-        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.5,
+        vocab_size=5 + len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=40, initializer_range=0.5, **more,
     )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
+    (BertForSequenceClassification if head else BertModel)(config).save_pretrained(folder)
+    return folder
+
+
+def load_encoder(folder: Path, **options: Any) -> Any:
+    """Load an encoder as a library does."""
+    recipe = encoder(folder, **options)
+    try:
+        ambient.enter_library(device="cpu")
+        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    finally:
+        ambient.leave_library()

@@ -1,7 +1,6 @@
-"""The interface of an inference engine, and the text that a request has written.
+"""The interface of an inference engine, the text that a request has written, and an engine's turns on shared devices.
 
-An engine holds one model on its devices and writes tokens for many requests at once. Requests join and leave between
-steps. One thread drives it (`engine_thread`), so no engine needs locks:
+An engine writes tokens for many requests at once with one model. One thread drives it (`engine_thread`):
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -9,8 +8,8 @@ steps. One thread drives it (`engine_thread`), so no engine needs locks:
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
-  seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places.
+- At temperature 0 a request gets the tokens of the model's own `generate`, whatever else is in the batch; with a seed
+  they depend on the seed alone. Both up to rounding.
 - `abort` frees the request's memory before the next step, in which the request has no part.
 - `memory().held_bytes` never exceeds the budget that `resize` has set.
 - A request gets the same tokens after `sleep` and `wake` as before.
@@ -19,14 +18,13 @@ The contract (tests/engine_contract.py):
 from __future__ import annotations
 
 import enum
+import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
-
-# ---- adapter
-
 
 OWN_OPTIONS = frozenset({"ignore_eos", "stop_token_ids"})
 """Options beyond the common ones that every engine honours."""
@@ -34,11 +32,10 @@ VLLM_OPTIONS = OWN_OPTIONS | {
     "json_schema", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
     "min_tokens",
 }  # fmt: skip
-"""Those that vLLM honours."""
 
 
 class OptionNotHonoured(ValueError):
-    """An engine cannot do what an option of a request asks for. `option` is its name."""
+    """An engine cannot do what an option of a request asks for."""
 
     def __init__(self, option: str) -> None:
         what = "hold a text to a JSON schema" if option == "json_schema" else f"honour {option}"
@@ -50,15 +47,11 @@ class Finish(enum.Enum):
     """Why a request has ended."""
 
     STOP = "stop"
-    """The model ended its text, or a stop text came."""
     LENGTH = "length"
-    """It has written as many tokens as it was allowed."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen: as in `CausalLM.generate`. `logprobs`: log-likelihoods of the chosen token and of this
-    number of the likeliest tokens (0 = none). `json_schema`: the text's JSON schema, if the engine supports one.
-    `engine_options`: options beyond these by vLLM's names, with their values."""
+    """How tokens are chosen, as in `CausalLM.generate` and `CausalLM.complete`."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -70,21 +63,21 @@ class Sampling(msgspec.Struct, frozen=True):
     engine_options: tuple[tuple[str, Any], ...] = ()
 
     def check_honoured(self, honoured: frozenset[str]) -> None:
-        """Raise OptionNotHonoured for an option that is not among those that an engine honours."""
+        """Raise OptionNotHonoured for an option that is not honoured."""
         for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
             if option not in honoured:
                 raise OptionNotHonoured(option)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """The tokens that end this text, where `ends` are those of the model."""
+        """Return the tokens that end this text."""
         options = dict(self.engine_options)
         return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids (one or more), and how to continue it. `due_at` (time.monotonic): when its first token is
-    due; `tpot_s`: seconds for each further one; infinity and 0 without deadlines. `pieces`: emit the text as it is
-    written; else only the last `NewToken.text` has text, all of it."""
+    """A prompt as token ids (one or more), and how to continue it. Its first token is due at `due_at`
+    (time.monotonic), each further one `tpot_s` later. With `pieces` text comes as it is written; else only the last
+    `NewToken` has text."""
 
     id: int
     prompt: tuple[int, ...]
@@ -102,9 +95,8 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step. `text` is its addition to the request's text: empty while characters are incomplete, or while
-    the text may become a stop text. With `finish` the request has ended; with an `error` as well, this request alone
-    has failed."""
+    """A token of a step. `text` is its addition to the request's text. With `finish` the request has ended; with an
+    `error` it has failed."""
 
     request: int
     token: int
@@ -116,7 +108,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of device memory: weights, current key-value cache, and the cache's budget (0 = none)."""
+    """Bytes of weights, current cache, and the cache's budget (0 = none)."""
 
     weights_bytes: int
     held_bytes: int
@@ -124,10 +116,8 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is, and was: requests that run and that wait now; steps and tokens since the beginning,
-    seconds
-    in those steps, the most requests that ran at once, and `row_steps`: the sum over all decode steps of the requests
-    in them. `row_steps / decode_steps` is the mean batch."""
+    """How full the batch is: requests that run and wait now, and totals since the beginning. `row_steps` sums requests
+    over decode steps."""
 
     running: int = 0
     waiting: int = 0
@@ -140,16 +130,27 @@ class EngineLoad(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     evictions: int = 0
     rows: int = 0
-    """How many requests may run at once; 0 where an engine does not say."""
+    """Requests that may run at once; 0 if unknown."""
+
+    def after(
+        self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
+    ) -> EngineLoad:
+        """Return the load after a step in which `decoded` requests wrote."""
+        return msgspec.structs.replace(
+            self, steps=self.steps + 1, decode_steps=self.decode_steps + (decoded > 0),
+            row_steps=self.row_steps + decoded, most_running=max(self.most_running, running),
+            prompt_tokens=self.prompt_tokens + prompt_tokens, new_tokens=self.new_tokens + new_tokens,
+            busy_s=self.busy_s + busy_s, evictions=self.evictions + evictions,
+        )  # fmt: skip
 
     @property
     def mean_rows(self) -> float:
-        """Requests of a decode step in the mean."""
+        """Mean number of requests in a decode step."""
         return self.row_steps / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that were written a second of work."""
+        """Tokens written per second of work."""
         return self.new_tokens / self.busy_s if self.busy_s else 0.0
 
 
@@ -157,43 +158,39 @@ class InferenceEngine(Protocol):
     """One model, many requests. All methods are called by one thread."""
 
     name: str
-    """The name for people: `continuous`, `vllm`, `static`."""
     options: frozenset[str]
-    """The options of requests beyond the common ones that it honours."""
+    chosen: str
+    """Why this engine was chosen, for people."""
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins the batch when there is room. Raises ValueError if it never can."""
+        """Add a request. Raises ValueError if it never can run."""
 
     def step(self) -> list[NewToken]:
-        """Compute one step; returns the tokens that it has written. Without requests it does nothing."""
+        """Compute one step; return its tokens. Without requests it does nothing."""
 
     def abort(self, request: int) -> None:
-        """The request leaves. No-op if it has ended."""
+        """Remove the request. No-op if it has ended."""
 
     def slots(self) -> int:
-        """How many requests it serves at once within its budget."""
+        """Return how many requests it serves at once within its budget."""
 
     def load(self) -> EngineLoad:
-        """How full the batch is."""
+        """Return how full the batch is."""
 
     def memory(self) -> EngineMemory:
         """Return the held memory of the device."""
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the budget of the key-value cache. Raises ValueError if no request could run with it."""
+        """Change the budget of the cache. Raises ValueError if no request could run."""
 
     def sleep(self) -> None:
-        """Free the device's memory as far as the engine can; requests are refused until `wake`. Raises RuntimeError
-        while requests run."""
+        """Free the device's memory until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
         """Be as before `sleep`."""
 
     def stop(self) -> None:
-        """End: nothing is asked of it any more."""
-
-
-# ---- written
+        """End; no other method is called afterwards."""
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -201,7 +198,7 @@ Decode = Callable[[list[int]], str]
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises ValueError for an option that no engine can follow."""
+    """Raise ValueError for an option that no engine can follow."""
     if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
@@ -216,7 +213,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 class ModelTexts:
-    """What a model's texts are made of: how tokens become text, which tokens end one, how many it reads at most."""
+    """How a model's tokens become text, which tokens end one, and how many it reads at most."""
 
     def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
         self.decode = decode
@@ -224,7 +221,7 @@ class ModelTexts:
         self.longest = longest
 
     def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
-        """Raises ValueError for a request that an engine cannot take. `options`: those that the engine honours."""
+        """Raise ValueError for a request that such an engine cannot take."""
         sampling = request.sampling
         check_sampling(sampling)
         sampling.check_honoured(options)
@@ -236,7 +233,7 @@ class ModelTexts:
             )
 
     def begin(self, request: GenerationRequest) -> Written:
-        """The text of a request that has written nothing yet."""
+        """Return the text of a request that has written nothing yet."""
         sampling = request.sampling
         return Written(
             decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,
@@ -245,11 +242,8 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. Without `pieces` and stop texts it is decoded once, when the request ends.
-
-    Tokens are no letters: one character may take several. A piece is therefore what the last few tokens add to the text
-    of those before them, once its characters are complete.
-    """
+    """The text of one request. A character may take several tokens, so a piece is the text that the last few tokens add
+    to the text before them, once its characters are complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -267,7 +261,7 @@ class Written:
         self._shown, self._complete = 0, 0
 
     def add(self, token: int) -> str:
-        """Add a token; returns the new piece of text. `finish` says afterwards whether the text is complete with it."""
+        """Add a token; return the new piece of text."""
         if token in self._ends:
             return self._end(Finish.STOP)
         self.tokens.append(token)
@@ -307,12 +301,10 @@ class Written:
             self._shown, self._complete = self._complete, len(self.tokens)
 
     def _stop_at(self, *, everywhere: bool = False) -> int:
-        """Return the place of the first stop text; -1 if none occurs. Text that was already emitted holds none."""
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
     def _held_back(self) -> int:
-        """Return the number of characters at the end that may begin a stop text."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -320,3 +312,97 @@ class Written:
                     longest = length
                     break
         return longest
+
+
+log = logging.getLogger(__name__)
+
+
+class OpenRequest(Protocol):
+    """A request of an engine: tokens `made`, and its deadlines."""
+
+    made: int
+    prompt_tokens: int
+    first_due_at: float
+    tpot_s: float
+
+
+class EngineWork(NamedTuple):
+    """The work of an engine, by which others decide whether one more request would be in time. `rows` requests of mean
+    `length` write. `due_at`: when the most urgent token in time is due; `late_at`: when the most urgent late one was;
+    `tpot_s`: the shortest. `prompts` are unread: tokens, due time and time per output token, the most urgent first.
+    `peak_tokens`: cache tokens if all peak at once (SLINFER eq. 2)."""
+
+    rows: int = 0
+    length: float = 0.0
+    due_at: float = inf
+    tpot_s: float = 0.0
+    late_at: float = inf
+    prompts: Sequence[tuple[int, float, float]] = ()
+    taken_up: int = 0
+    peak_tokens: int = 0
+
+
+def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
+    """Return the work of an engine with these requests."""
+    rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
+    prompts: list[tuple[int, float, float]] = []
+    for request in requests:
+        made, prompt, each_s = request.made, request.prompt_tokens, request.tpot_s
+        peak += prompt + (made if made > mean_output else mean_output)
+        if not made:
+            prompts.append((prompt, request.first_due_at, each_s))
+            continue
+        rows += 1
+        total += prompt + made
+        if each_s:
+            at = request.first_due_at + made * each_s
+            if at < now:
+                if at < late_at:
+                    late_at = at
+            elif at < due_at:
+                due_at = at
+            if each_s < tpot_s or not tpot_s:
+                tpot_s = each_s
+    if len(prompts) > 1:
+        prompts.sort(key=lambda prompt: prompt[1])
+    length = total / rows if rows else 0.0
+    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, int(peak))
+
+
+class EngineTurns(Protocol):
+    """The turns of one engine. Used by one thread."""
+
+    @property
+    def shared(self) -> bool:
+        """True if another library has these devices too. Costs no system call."""
+
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
+        """Wait for a turn and hold it. `due_at`: of the most urgent token; `step_s`: the forecast of the iteration.
+        `work` is called after the next library was woken."""
+
+    def end(self) -> None:
+        """Release the turn: no step is due now."""
+
+    def publish(self, work: EngineWork) -> None:
+        """Show the engine's work to other libraries. Costs no system call."""
+
+    def close(self) -> None:
+        """Release the devices: the engine has ended."""
+
+
+_make: Callable[[], EngineTurns] | None = None
+
+
+def offer_turns(make: Callable[[], EngineTurns] | None) -> None:
+    """Set the maker of turns for each engine of this process; None: no turns."""
+    global _make
+    _make = make
+
+
+def new_turns() -> EngineTurns | None:
+    """Return turns for one engine; None without an offer."""
+    try:
+        return _make() if _make is not None else None
+    except OSError as error:
+        log.warning("this engine computes without turns: %s", error)
+        return None

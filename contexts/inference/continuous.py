@@ -1,16 +1,12 @@
 """The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
 
-`batching` decides what is computed next; keys and values lie in rows, and a lean decoder computes the layers
-(`decoder`). Shared beginnings of prompts are read once (`prefixes`). On a GPU decode steps may run as captured graphs,
-launched ahead: step n+1 starts with the tokens that step n has left on the device, and then step n is read.
+On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left
+on the device, and then step n is read. Between two calls of `step` at most one launched step is unread; the batch, the
+rows and the texts are those before its tokens. The device works in order, so:
 
-The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts are
-those before its tokens. The device runs launches, copies and moves of rows in their order, so:
-
-- A step is launched ahead only if no waiting request could join and no request outgrows its row. Otherwise the tokens
-  are read first, and the batch decides.
-- A request that has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at
-  once: the device writes to it again only after the unread step.
+- A step is launched ahead only if no waiting request could join and no request outgrows its row.
+- A request that has ended or was aborted still has a row in the unread step. Its token is dropped, and its row is free
+  at once: the device writes to it again only after that step.
 - Each kept token has used the next random number of its request.
 - A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
 """
@@ -19,12 +15,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
+from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     EngineLoad,
@@ -32,29 +29,17 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     ModelTexts,
     NewToken,
-    Written,
 )
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.prefixes import PrefixCache
-from stoker.contexts.sampling import NOT_FINITE, TokenDraw, chances_of, failed_token, take_tokens
-
-# ---- ahead
-
-
-class WritingRequest(Protocol):
-    """A request with its tokens so far and its draw."""
-
-    request: GenerationRequest
-    draw: TokenDraw
-    ids: list[int]
+from stoker.contexts.inference.kernels import NOT_FINITE, Writing, take_tokens
 
 
 class StepsAhead:
     """The captured steps of one engine, over its batch, rows and requests."""
 
     def __init__(
-        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, WritingRequest]
+        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, Writing]
     ) -> None:
         self.graphs = graphs
         self._batch = batch
@@ -63,7 +48,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step from tokens on the host. False if the step must run eagerly. Its requests have rows."""
+        """Launch a decode step. False if it must run eagerly."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -72,20 +57,16 @@ class StepsAhead:
         self._unread = self.graphs.launch(shape, lambda id: self._input(id, behind=0))
         return self._unread is not None
 
-    def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step. Launch the next step before, if it does not depend on these tokens. Return the shape of
-        the step, and the token of each request that still runs (-1: no token can be drawn)."""
-        unread = self._unread
+    def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
+        """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape and
+        the token of each request that still runs (-1: none can be drawn)."""
+        unread, self._unread = self._unread, None
         if unread is None:
             return None
-        self._unread = None
-        self._unread = self._follow(unread)
-        return self._tokens(unread)
-
-    def settle(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step without launching another."""
-        unread, self._unread = self._unread, None
-        return None if unread is None else self._tokens(unread)
+        if follow:
+            self._unread = self._follow(unread)
+        found = zip(unread.shape.requests, unread.tokens(), strict=True)
+        return unread.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
 
     @property
     def launched(self) -> bool:
@@ -117,38 +98,20 @@ class StepsAhead:
         return self.graphs.shape_of(list(self._store.arrays.values()), [each.draw for each in writing])
 
     def _input(self, id: int, *, behind: int) -> RowInput:
-        """A request's row in the next step; `behind`: tokens of it that the host has not read."""
         writing = self._writing[id]
         return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
 
-    def _tokens(self, launched: LaunchedStep) -> tuple[StepShape, list[tuple[int, int]]]:
-        found = zip(launched.shape.requests, launched.tokens(), strict=True)
-        return launched.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
 
-
-# ---- continuous
-
-
-Layers = list[tuple[torch.Tensor, torch.Tensor]]
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
 """Takes a step, the mean length of its requests in tokens, and the seconds that it took."""
-
-
-class _Writing:
-    """A request: all its tokens and its text."""
-
-    def __init__(self, request: GenerationRequest, written: Written) -> None:
-        self.request = request
-        self.written = written
-        self.draw = TokenDraw(request.sampling)
-        self.ids = list(request.prompt)
 
 
 class ContinuousEngine:
     """One model, many requests, a token of each at a time (`adapter.InferenceEngine`)."""
 
     name = "continuous"
+    chosen = "every call joins one batch"
     options = OWN_OPTIONS
 
     def __init__(
@@ -169,7 +132,7 @@ class ContinuousEngine:
         self._took = took
         self._store = decoder.new_store()
         self._batch = RunningBatch(limits)
-        self._writing: dict[int, _Writing] = {}
+        self._writing: dict[int, Writing] = {}
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
@@ -181,7 +144,7 @@ class ContinuousEngine:
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins the batch when there is room (`InferenceEngine.add`)."""
+        """Add a request (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -189,11 +152,11 @@ class ContinuousEngine:
         why = self._batch.why_not(prompt=length, most=most)
         if why:
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
-        self._writing[request.id] = _Writing(request, self._texts.begin(request))
+        self._writing[request.id] = Writing(request, self._texts)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
-        """The request leaves, and its row is free."""
+        """Remove the request and free its row."""
         self._batch.abort(request)
         with torch.inference_mode():
             self._store.free(request)
@@ -206,18 +169,18 @@ class ContinuousEngine:
             return self._step()
 
     def slots(self) -> int:
-        """Requests that run at once, if their rows have a usual length."""
+        """Return how many requests of a usual length run at once."""
         limits = self._batch.limits
         usual = limits.cache_tokens // _USUAL_ROW_TOKENS
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """How full the batch is. A request whose last token no step has returned yet counts as running."""
+        """Return how full the batch is; requests with unreturned last tokens run."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
     def memory(self) -> EngineMemory:
-        """Return the memory of the weights and the cache; kept prefixes and graphs count as cache."""
+        """Return the memory of weights and cache, kept prefixes and graphs included."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
             weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,
@@ -255,7 +218,7 @@ class ContinuousEngine:
             self._store.trim(self._room)
 
     def sleep(self) -> None:
-        """Free the cache; on a GPU the weights move to the host. On a CPU they stay."""
+        """Free the cache; on a GPU the weights move to the host."""
         load = self.load()
         if load.running + load.waiting:
             raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
@@ -275,7 +238,7 @@ class ContinuousEngine:
         self._asleep = False
 
     def stop(self) -> None:
-        """Give the cache back."""
+        """Free the cache."""
         self._writing.clear()
         if self._ahead is not None:
             self._ahead.drop()
@@ -287,11 +250,10 @@ class ContinuousEngine:
         if self._ahead is None:
             return self._next_step()
         tokens, self._settled = self._settled, []
-        tokens += self._read_launched(self._ahead)
+        tokens += self._take_launched(self._ahead, follow=True)
         return tokens if self._ahead.launched else tokens + self._next_step()
 
     def _next_step(self) -> list[NewToken]:
-        """The step that the batch says. The tokens of a step that is launched as a graph are read by the next one."""
         step = self._batch.next()
         if step is None:
             return []
@@ -308,8 +270,7 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Read the step's tokens. Returns the step as it was computed, since what a kept prefix holds is copied and not
-        read, and the mean length of a decode step's rows."""
+        """Return the step without what a kept prefix holds, and the mean length of a decode step's rows."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
@@ -337,7 +298,6 @@ class ContinuousEngine:
         return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
 
     def _read_part(self, id: int, most: int) -> ReadPart:
-        """The next tokens of a prompt; a kept prefix of it is copied first."""
         state = self._batch.running[id]
         array, row = self._store.row(id)
         if not state.read:
@@ -345,7 +305,6 @@ class ContinuousEngine:
         return ReadPart(id, array, start=state.read, count=min(most, state.unread))
 
     def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
-        """The arrays of rows in which these requests write."""
         return [
             self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
             for array in self._store.arrays.values()
@@ -353,16 +312,12 @@ class ContinuousEngine:
         ]
 
     def _take(self, step: Step) -> list[NewToken]:
-        """The next token of each request that is read to its end."""
         states = [self._batch.running[id] for id in step.requests]
         done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
         logits = self._logits if len(done) == len(states) else self._logits[done]
         writings = [self._writing[states[at].id] for at in done]
-        new: list[NewToken] = []
-        if writings:
-            tokens = take_tokens([writing.draw for writing in writings], logits)
-            for writing, token, row in zip(writings, tokens, logits, strict=True):
-                new.append(self._new_token(writing, token, row))
+        tokens = take_tokens([writing.draw for writing in writings], logits) if writings else []
+        new = [writing.take(token, row) for writing, token, row in zip(writings, tokens, logits, strict=True)]
         for at in done:
             if not states[at].made:
                 self._keep(self._writing[states[at].id])
@@ -376,41 +331,19 @@ class ContinuousEngine:
             self._store.free(id)
             del self._writing[id]
 
-    def _new_token(self, writing: _Writing, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        id, most = writing.request.id, writing.request.sampling.logprobs
-        if isinstance(token, Exception):
-            return failed_token(id, token)
-        writing.ids.append(token)
-        text = writing.written.add(token)
-        finish = writing.written.finish
-        if not most or logits is None:
-            return NewToken(id, token, text, finish)
-        logprob, likeliest = chances_of(token, logits, most=most)
-        return NewToken(id, token, text, finish, logprob, likeliest)
-
     # ---- steps that were launched as graphs
 
-    def _read_launched(self, ahead: StepsAhead) -> list[NewToken]:
-        """The tokens of the launched step; the one after it is launched first if it may be."""
-        began = time.perf_counter()
-        found = ahead.read()
-        return [] if found is None else self._take_launched(*found, began=began)
-
     def _settle(self) -> None:
-        """Read the launched step between two steps."""
-        began = time.perf_counter()
-        found = None if self._ahead is None else self._ahead.settle()
-        if found is not None:
+        if self._ahead is not None:
             with torch.inference_mode():
-                self._settled += self._take_launched(*found, began=began)
+                self._settled += self._take_launched(self._ahead, follow=False)
 
-    def _take_launched(self, shape: StepShape, found: list[tuple[int, int]], *, began: float) -> list[NewToken]:
+    def _take_launched(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
+        began = time.perf_counter()
+        shape, found = ahead.read(follow=follow) or (None, [])
         starts = tuple(self._batch.running[id].read for id, _ in found)
-        new = [
-            self._new_token(self._writing[id], token if token >= 0 else ValueError(NOT_FINITE), None)
-            for id, token in found
-        ]
-        if new:
+        new = [self._writing[id].take(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found]
+        if shape is not None and new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
             self._did(step, new)
@@ -419,8 +352,7 @@ class ContinuousEngine:
 
     # ---- prefixes
 
-    def _begin(self, writing: _Writing, array: Any, row: int) -> int:
-        """Copy what is kept of the request's beginning into its row; returns how many tokens that is."""
+    def _begin(self, writing: Writing, array: Any, row: int) -> int:
         prefix, length = self._prefixes.find([tuple(writing.ids)])
         if prefix is None:
             return 0
@@ -429,8 +361,7 @@ class ContinuousEngine:
             array.values[number][row, :, :length] = values[0, :, :length]
         return length
 
-    def _keep(self, writing: _Writing) -> None:
-        """Keep the prompt that was just read for a while: the next one may begin like it."""
+    def _keep(self, writing: Writing) -> None:
         length = len(writing.request.prompt)
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:
@@ -448,17 +379,9 @@ class ContinuousEngine:
 
     def _count(self, step: Step, length: int, *, made: int, began: float) -> None:
         seconds = time.perf_counter() - began
-        load = self._load
-        self._load = msgspec.structs.replace(
-            load,
-            steps=load.steps + 1,
-            decode_steps=load.decode_steps + (step.writing > 0),
-            row_steps=load.row_steps + step.writing,
-            most_running=max(load.most_running, len(self._batch.running), len(step.requests)),
-            prompt_tokens=load.prompt_tokens + step.prompt_tokens,
-            new_tokens=load.new_tokens + made,
-            busy_s=load.busy_s + seconds,
-            evictions=load.evictions + len(step.evicted),
-        )
+        self._load = self._load.after(
+            decoded=step.writing, running=max(len(self._batch.running), len(step.requests)),
+            prompt_tokens=step.prompt_tokens, new_tokens=made, busy_s=seconds, evictions=len(step.evicted),
+        )  # fmt: skip
         if self._took is not None:
             self._took(step, length, seconds)

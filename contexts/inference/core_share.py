@@ -1,14 +1,12 @@
 """The number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations. With more threads than cores a spinning thread keeps its core from a
-thread with work: two libraries of two threads on two cores computed at a thirtieth of the speed of two libraries of one
-thread (docs/decisions/066). So a library measures its processor time. If `n` threads had clearly less than `n` cores
-give and no core was idle, it continues with as many threads as it had cores. When cores become idle it tries more, and
-waits twice as long after each failure.
+PyTorch's threads spin between two operations: two libraries of two threads on two cores computed at a thirtieth of the
+speed of one thread each (docs/decisions/066). If `n` threads had clearly less than `n` cores give and no core was idle,
+a library continues with as many threads as it had cores. When cores become idle it tries more, and waits twice as long
+after each failure.
 
-Each thread that computes keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers sleep
-between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model
-releases its helpers.
+Each computing thread keeps OpenMP helper threads. With more of them than cores a decode step takes 1.7 times as long
+(docs/decisions/058), so the thread that loaded a model releases its helpers.
 """
 
 from __future__ import annotations
@@ -26,9 +24,6 @@ from pathlib import Path
 
 import torch
 
-# ---- core share
-
-
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5
@@ -36,17 +31,13 @@ _WINDOW_S = 0.5
 _CROWDED = 0.75
 """With less than this share of a core for each thread, a library looks whether cores were idle."""
 _IDLE = 0.8
-"""So much of a core has to be idle for one more thread."""
+"""Share of a core that has to be idle for one more thread."""
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for what is computed in `computing()`: as many as PyTorch has in the calling thread, until
-    others turn out to compute on the same cores.
-
-    `idle_cores`: how many of this process's cores have been idle, in the mean, since it was asked last; None where that
-    cannot be known, and then the number stays.
-    """
+    """The number of threads for `computing()`: PyTorch's own, until others compute on the same cores. `idle_cores`
+    returns the mean number of idle cores since its last call, or None."""
 
     def __init__(
         self,
@@ -57,7 +48,7 @@ class CoreShare:
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
         self._most: int | None = None
-        """The most threads that there are cores for; None: as many as are wanted."""
+        """The most threads that there are cores for; None: no limit."""
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -65,7 +56,7 @@ class CoreShare:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """The block computes, in the calling thread and its helpers."""
+        """Compute in this block, in the calling thread and its helpers."""
         wanted, threads = self._fit()
         began_s, began_cpu_s = self._clock(), self._cpu_time()
         try:
@@ -79,8 +70,7 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the calling thread's number of threads. Return the number it would have alone, and the number now. A
-        number that other code has set since becomes the new limit."""
+        """Set the thread's number of threads. Return the wanted one, which other code may change, and the set one."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -110,8 +100,6 @@ class CoreShare:
 
 
 class _IdleClock:
-    """Idle time of this process's cores as Linux counts it (proc_stat(5): the counter for disk waits may also fall)."""
-
     def __init__(self) -> None:
         self._at, self._idle_s = 0.0, 0.0
 
@@ -137,7 +125,7 @@ class _IdleClock:
 
 @functools.cache
 def core_share() -> CoreShare:
-    """The one of this process."""
+    """Return the share of this process."""
     return CoreShare(idle_cores=_IdleClock())
 
 
@@ -146,22 +134,18 @@ def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
-# ---- compute threads
-
-
 _SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0 §3.2.43: threads end, settings stay. The next operation makes new ones."""
 
 
 def release_helper_threads() -> None:
-    """End the OpenMP helpers of the calling thread. No-op where OpenMP is not GNU's."""
+    """End the OpenMP helpers of the calling thread, if OpenMP is GNU's."""
     for path in _openmp_libraries():
         with contextlib.suppress(AttributeError, OSError):  # before OpenMP 5.0, or removed since
             ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
 
 
 def _openmp_libraries() -> list[str]:
-    """Return the files of GNU's OpenMP in this process. Packages may bring copies."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,14 +1,10 @@
 """Decode steps as captured graphs, one for each shape of the batch.
 
-On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph launches
-them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
-number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too, and their tokens
-are dropped.
-
-A captured function reads and writes tensors at fixed addresses, and reads no value on the host. Copies go from and to
-pinned memory; only the reader of a step's tokens waits, for an event. When an array gets other memory
-(`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next
-step's input.
+An eager decode step launches hundreds of small kernels, which takes longer than they run; a graph launches them at
+once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a number of
+rows (a power of two, or all), and how tokens are chosen. When an array gets other memory, its graphs are dropped. Each
+replay leaves its tokens and positions in `RowBuffers` as the next step's input; only the reader of a step's tokens
+waits, for an event.
 """
 
 from __future__ import annotations
@@ -17,18 +13,15 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 
 from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
-from stoker.contexts.sampling import TokenDraw, drawn_tokens
+from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
-
-# ---- step graphs
-
 
 _WARM_UPS = 2
 """Runs before a capture, in which libraries allocate their workspaces and choose their kernels."""
@@ -38,7 +31,7 @@ Replay = Callable[[], None]
 
 
 class GraphBackend(Protocol):
-    """Captures functions on one device. All methods are called by the engine's thread."""
+    """Captures functions on one device, in the engine's thread."""
 
     @property
     def held_bytes(self) -> int:
@@ -48,10 +41,10 @@ class GraphBackend(Protocol):
         """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Enqueue a copy of host values into a tensor of the device, and return without waiting."""
+        """Enqueue a copy of host values into a tensor of the device."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host. The returned function waits for it and returns the values."""
+        """Enqueue a copy to the host; the returned function waits for it."""
 
     def wait(self) -> None:
         """Wait for all launched work."""
@@ -90,11 +83,11 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Through pinned memory, which PyTorch keeps until the copy has ended."""
+        """Copy through pinned memory, which PyTorch keeps until the copy has ended."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Into pinned memory, with an event behind the copy."""
+        """Copy into pinned memory, with an event behind the copy."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -111,7 +104,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool. The next capture gets another one: PyTorch refuses a pool that no graph holds any more."""
+        """Free the pool: PyTorch does not reuse one that no graph holds."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -127,14 +120,11 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> GraphBackend | None:
-    """Return the backend that captures steps on this device; None without one, with a line in the log."""
+    """Return the backend of this device; None, with a line in the log, without one."""
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
     return None
-
-
-# ---- decode graphs
 
 
 log = logging.getLogger(__name__)
@@ -150,7 +140,7 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 class RowBuffers:
     """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p` and random
-    number. `written`: the tokens that a step wrote, -1 where none could be drawn."""
+    number. `written`: -1 where no token could be drawn."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         self.tokens, self.positions, self.order, self.written = torch.zeros(
@@ -161,7 +151,7 @@ class RowBuffers:
 
 
 class RowInput(msgspec.Struct, frozen=True):
-    """A row's request in the next step: its token, the token's position, and how the token after it is drawn."""
+    """A row's token in the next step, its position, and how the following one is drawn."""
 
     token: int
     position: int
@@ -192,31 +182,21 @@ class StepShape:
         return [(array, array.version) for array in self.arrays]
 
 
-class LaunchedStep:
-    """A step that was launched. `tokens` waits for the tokens of its rows."""
+class LaunchedStep(NamedTuple):
+    """A launched step. `tokens` waits for its tokens."""
 
-    def __init__(self, shape: StepShape, tokens: Callable[[], list[int]]) -> None:
-        self.shape = shape
-        self.tokens = tokens
+    shape: StepShape
+    tokens: Callable[[], list[int]]
 
 
-class _Graph:
-    def __init__(self, replay: Replay, versions: list[tuple[RowArray, int]]) -> None:
-        self.replay = replay
-        self._versions = versions
-
-    def valid(self) -> bool:
-        return all(array.version == version for array, version in self._versions)
-
-    def serves(self, shape: StepShape) -> bool:
-        return self.valid() and all(
-            mine is array for (mine, _), array in zip(self._versions, shape.arrays, strict=True)
-        )
+class _Graph(NamedTuple):
+    replay: Replay
+    versions: list[tuple[RowArray, int]]
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder. `rows`: the largest number of requests in a batch. `limit_bytes`: the memory
-    limit of graphs (0 = no limit). `uses`: eager uses of a shape before its capture."""
+    """The captured steps of one decoder, for at most `rows` requests. `limit_bytes`: of graphs (0 = unlimited). `uses`:
+    eager uses of a shape before its capture."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -237,7 +217,7 @@ class DecodeGraphs:
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
-        """Return the shape of a step over all rows in use; None if the step must run eagerly."""
+        """Return the shape of a step over all rows; None if it must run eagerly."""
         if self.failed:
             return None
         drawing = [draw for draw in draws if not draw.greedy]
@@ -248,10 +228,10 @@ class DecodeGraphs:
     def captured(self, shape: StepShape) -> bool:
         """True if the shape has a valid graph."""
         graph = self._graphs.get(shape.key)
-        return graph is not None and graph.serves(shape)
+        return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. True if it has a graph, or should get one now."""
+        """Count a use. True if the shape has a graph, or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -260,11 +240,8 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, and capture it first if it has no graph. Return None if the capture fails, after a warning.
-
-        `inputs` returns a request's input. With `after`, the step launched last, tokens are read from the device, and
-        the shape must have a graph.
-        """
+        """Launch a step, and capture it first if needed; None, after a warning, if that fails. With `after`, the step
+        launched last, tokens are read from the device, and the shape must have a graph."""
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
         graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # the last used is last
@@ -284,8 +261,8 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones on a few tokens. False, after a warning, if they differ or a capture
-        fails: then steps run eagerly from now on."""
+        """Compare captured steps with eager ones on a few tokens. On a difference or failure warn, and run eagerly from
+        now on."""
         try:
             off = self._difference()
         except Exception as error:
@@ -298,7 +275,11 @@ class DecodeGraphs:
     # ---- captures
 
     def _capture(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
-        self._graphs = {key: graph for key, graph in self._graphs.items() if graph.valid() and key != shape.key}
+        self._graphs = {
+            key: graph
+            for key, graph in self._graphs.items()
+            if key != shape.key and all(array.version == version for array, version in graph.versions)
+        }
         if len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:
@@ -329,7 +310,6 @@ class DecodeGraphs:
         return False
 
     def _advance(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
-        """The captured function: read each row's token, choose the next one, and store it as the next step's input."""
         buffers, count, at = self._buffers, len(shape.requests), 0
         tokens, positions = buffers.tokens[:count], buffers.positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
@@ -349,7 +329,6 @@ class DecodeGraphs:
     # ---- inputs
 
     def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
-        """Write the inputs of each row. With `after`, copy tokens from the rows of that step."""
         buffers, count = self._buffers, len(shape.requests)
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
@@ -369,8 +348,6 @@ class DecodeGraphs:
     # ---- the check
 
     def _difference(self) -> float:
-        """Return the difference between captured and eager steps, relative to the standard deviation of the logits.
-        One row is greedy, one draws."""
         decoder, store = self._decoder, self._decoder.new_store()
         draws = {0: _GREEDY, 1: TokenDraw(_DRAWN)}
         last: dict[int, int] = {}
@@ -407,7 +384,6 @@ class DecodeGraphs:
 
 
 def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
-    """The next token of each row; -1 where none can be drawn."""
     likeliest = logits.float().argmax(dim=-1)
     if kind == GREEDY:
         return likeliest
@@ -420,7 +396,6 @@ def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tenso
 
 
 def _order(shape: StepShape, after: LaunchedStep) -> list[int]:
-    """The row of the step before that each row takes its token from."""
     before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
     return [0 if id is None else before[id] for id in shape.requests]
 

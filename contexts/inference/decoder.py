@@ -1,15 +1,13 @@
 """A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
 
 On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
-the tokens of all requests lie behind each other, `[tokens, width]`: products run over all at once, and attention takes
-one request at a time while it is read, and an array of rows at a time while they write. It covers pre-norm decoders
-with rotary positions, grouped-query attention and a gated feed-forward network: Llama, SmolLM, Mistral, Qwen 2 and
-Qwen 3. `decoder_of` refuses all others, and compares the two on a few tokens.
+all tokens form one tensor `[tokens, width]`; attention takes one request at a time while it is read, and an array of
+rows at a time while they write. `decoder_of` takes Llama, SmolLM, Mistral, Qwen 2 and Qwen 3, and compares the two on a
+few tokens.
 
-A request has a row of keys and values in an array of rows of equal length, a power of two (`batching.row_tokens`), so
-attention over an array computes at most twice what is needed. Rows are dense: when one leaves, the last takes its
-place, so no step copies or gathers. A request that outgrows its row moves to the next longer array. Paged memory (vLLM
-§4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
+A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an array
+computes at most twice what is needed. When one leaves, the last takes its place, so no step copies or gathers. Paged
+memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs another kernel.
 """
 
 from __future__ import annotations
@@ -23,19 +21,15 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from stoker.contexts.batching import row_tokens
 from stoker.contexts.inference.kernels import PackedLinear, decode_attention
 
-# ---- kv store
-
-
 _FEWEST_ROWS = 4
 
 
 class RowArray:
-    """Keys and values of all layers for rows of one length: `[rows, heads, tokens, size]` each."""
+    """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
 
     def __init__(self, *, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self.tokens = tokens
         self.requests: list[int] = []
-        """The request of each row."""
         self._shape = (heads, tokens, size)
         self._options = {"dtype": dtype, "device": device}
         self.capacity = 0
@@ -46,7 +40,7 @@ class RowArray:
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
 
     def set_capacity(self, rows: int) -> None:
-        """Allocate this many rows, at least those in use. One layer at a time, so that only one layer is held twice."""
+        """Allocate this many rows, one layer at a time."""
         used = len(self.requests)
         self.version += 1
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
@@ -64,7 +58,6 @@ class KVStore:
     def __init__(self, *, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self._make = {"layers": layers, "heads": heads, "size": size, "dtype": dtype, "device": device}
         self.token_bytes: int = 2 * layers * heads * size * dtype.itemsize
-        """Bytes of one token in one row."""
         self.arrays: dict[int, RowArray] = {}
         self._of: dict[int, RowArray] = {}
 
@@ -79,8 +72,8 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens`; the content of its row is kept. All arrays together hold at most
-        `room_tokens`: the caller has checked that the rows in use fit."""
+        """Give the request a row for `tokens`; its content is kept. All arrays hold at most `room_tokens`: the caller
+        has checked that the rows in use fit."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -96,7 +89,7 @@ class KVStore:
             self._grow(array, room_tokens)
         row = len(array.requests)
         for layer in (*array.keys, *array.values):
-            layer[row].zero_()  # what an earlier request has left may be no number, and a mask does not hide that
+            layer[row].zero_()  # the rest of an earlier request may be no number, and a mask does not hide that
         for layer, (keys, values) in enumerate(kept):
             array.keys[layer][row, :, : keys.shape[1]] = keys
             array.values[layer][row, :, : values.shape[1]] = values
@@ -104,7 +97,7 @@ class KVStore:
         self._of[request] = array
 
     def row(self, request: int) -> tuple[RowArray, int]:
-        """Where the request's row is."""
+        """Return the request's array and row."""
         array = self._of[request]
         return array, array.requests.index(request)
 
@@ -122,7 +115,7 @@ class KVStore:
         array.requests.pop()
 
     def trim(self, room_tokens: float = 0) -> None:
-        """Give memory that is not in use back, until all arrays hold `room_tokens` at the most."""
+        """Free unused memory until all arrays hold at most `room_tokens`."""
         for array in list(self.arrays.values()):
             if self.held_tokens <= room_tokens:
                 return
@@ -131,7 +124,7 @@ class KVStore:
                 del self.arrays[array.tokens]
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self.arrays.clear()
         self._of.clear()
 
@@ -146,33 +139,28 @@ class KVStore:
         self.arrays[array.tokens] = array
 
 
-# ---- decoder
-
-
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those that turn a token by its position alone. Others (dynamic, longrope) look at the longest text of the batch
-too."""
+"""They turn a token by its position alone; others (dynamic, longrope) depend on the longest text of the batch."""
 _PROBE = 12
 
 
 class ReadPart:
-    """Tokens of one request that are read now: those from `start` on, `count` of them."""
+    """`count` tokens of one request that are read now, from `start` on."""
 
     def __init__(self, request: int, array: RowArray, *, start: int, count: int) -> None:
         self.request, self.array, self.start, self.count = request, array, start, count
         self.row = array.requests.index(request)
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Its one request, the first token that is read, and how many are."""
+        """Return its request, first token and number of tokens."""
         return [(self.request, self.start, self.count)]
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. `places` are the positions as
-    the host knows them: attention then looks at tokens up to the largest one. Without them it looks at whole rows, and
-    no value is read on the host."""
+    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions on
+    the host, attention looks at tokens up to the largest one; without, at whole rows."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -186,13 +174,11 @@ class DecodePart:
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Of each row: its request, the place of its token, and 1."""
+        """Return of each row its request, place, and 1."""
         return [(id, place, 1) for id, place in zip(self.array.requests, self._places, strict=False)]
 
 
 class _Layer:
-    """The weights of one layer, in the order of their use."""
-
     def __init__(self, layer: Any, *, packs: torch.dtype | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norm, self.after = layer.input_layernorm, layer.post_attention_layernorm
@@ -226,17 +212,16 @@ class LeanDecoder:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens that the model knows."""
         return int(self._model.config.vocab_size)
 
     @property
     def packed_bytes(self) -> int:
-        """Return the bytes of weight copies in addition to the model's own."""
+        """Bytes of weight copies in addition to the model's own."""
         return sum(linear.packed_bytes for linear in self._linears())
 
     def fuse(self) -> None:
-        """Store weights that share an input in one tensor, so that one product computes them. The model's own weights
-        become views of it."""
+        """Store weights with the same input in one tensor; the model's own become views."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
@@ -250,11 +235,11 @@ class LeanDecoder:
             self.fuse()
 
     def decode_part(self, array: RowArray, places: Sequence[int]) -> DecodePart:
-        """The array's first rows, each with one token at its place."""
+        """Return the array's first rows, each with one token at its place."""
         return DecodePart(array, torch.tensor(places, device=self.device), dtype=self.dtype, places=places)
 
     def new_store(self) -> KVStore:
-        """An empty cache for this model."""
+        """Return an empty cache for this model."""
         return KVStore(
             layers=len(self.layers), heads=self.kv_heads, size=self.size, dtype=self.dtype, device=self.device
         )
@@ -267,10 +252,8 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Logits `[len(last), vocabulary]` after the tokens at the places `last`; keys and values go into the cache.
-
-        `tokens` and their `positions` are those of all parts, one part after the other; `last` ascends.
-        """
+        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and values
+        go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places
@@ -284,7 +267,7 @@ class LeanDecoder:
         *,
         last: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`forward` with all numbers on the device; `last` None = every place. No value is read on the host."""
+        """`forward` with all numbers on the device; `last` None = every place."""
         x = self._embed(tokens)
         cos, sin = self._rotary(x[None], positions[None])
         cos, sin = cos[0][:, None], sin[0][:, None]
@@ -313,7 +296,6 @@ class LeanDecoder:
     def _attend(
         self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
     ) -> torch.Tensor:
-        """Attention of all parts, `[tokens, heads * size]`."""
         found, at = [], 0
         for part in parts:
             here = slice(at, at + part.count)
@@ -346,8 +328,8 @@ class LeanDecoder:
 
 
 def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
-    """The model's lean decoder, or None and why its own modules must compute it. `packs`: the precision in which it
-    may hold the weights a second time; None = not at all."""
+    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a second copy of the weights,
+    or None."""
     config = model.config
     if config.model_type not in _FAMILY:
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"
@@ -371,8 +353,6 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
 
 
 def _difference(decoder: LeanDecoder, model: Any) -> float:
-    """Return the difference between the two in the logits of a few tokens, read and then written, relative to their
-    spread."""
     ids = torch.arange(_PROBE, device=decoder.device) * 7 % model.config.vocab_size
     expected = model(input_ids=ids[None]).logits[0, -2:].float()
     store = decoder.new_store()

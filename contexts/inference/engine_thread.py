@@ -1,13 +1,9 @@
 """One thread steps the engine; the slots of the library hand it requests and wait for their texts.
 
-A slot is a thread that runs a user's function. The engine's thread takes its requests between two steps, so the calls
-of all slots share one batch, and a function that does other work delays no call.
-
-Other readings of the model (label scores) are jobs that the thread runs, one after each step: slots that computed
-themselves would each start helper threads. Code that needs the model for itself (tuning) holds it; the thread waits.
-
-When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the next
-step, and jobs of it that have not begun do not run.
+The calls of all slots share one batch, and a function that does other work delays no call. Other readings of the model
+(label scores) are jobs that the thread runs, one after each step. Code that needs the model for itself (tuning) holds
+it. When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave before the next step,
+and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -29,8 +25,17 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
-from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
-from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineTurns,
+    EngineWork,
+    GenerationRequest,
+    InferenceEngine,
+    NewToken,
+    Sampling,
+    new_turns,
+    work_of,
+)
 from stoker.contexts.inference.core_share import release_helper_threads
 from stoker.errors import StokerError
 
@@ -39,23 +44,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PACE = 0.2
-"""How much the last step counts in the forecast of the next one."""
+"""Weight of the last step in the forecast of the next one."""
 _EXIT_S = 30.0
 """Seconds that an ending process waits for a running step."""
 _LOOK_S = 0.1
-"""Seconds between two checks of a call that waits until it may hold the model, whether it was told to stop."""
+"""Seconds between two checks whether a call that waits for the model was told to stop."""
 
 
 class Generation:
-    """The new tokens of one request, one after the other, or the error that ended it. `stop` is the stop of the call
-    that made the request; `leave` takes the request out of the engine."""
+    """The new tokens of one request, or the error that ended it."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
     ) -> None:
         self.request = request
         self.over = False
-        """True once its reader has seen its end."""
         self.stop = stop or CallStop()
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
@@ -66,8 +69,8 @@ class Generation:
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs, and
-        Evicted when its call is to stop."""
+        """Yield the tokens as they come. Raises ValueError for a request that never runs, and Evicted when its call is
+        to stop."""
         while True:
             come = self._come.get()
             self.stop.check()
@@ -88,7 +91,7 @@ class Generation:
                 self._leave(self.request.id)
 
     def stopped(self) -> None:
-        """Take the request out of the engine and wake its reader: its call was told to stop."""
+        """Take the request out of the engine and wake its reader."""
         if self._leave is not None:
             self._leave(self.request.id)
         self._come.put(Evicted())
@@ -101,13 +104,13 @@ class Generation:
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1); infinity without a deadline."""
+        """When its next token is due (SLINFER eq. 1)."""
         if self.made and not self.request.tpot_s:
             return inf
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Hand on a token: at once if pieces are wanted, else all of them at the end."""
+        """Hand on a token, at once for pieces, else at the end."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -120,15 +123,12 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and its result. A job of a stopped call does not run."""
-
     def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
         self._stop = stop
         self._done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def run(self) -> None:
-        """In the engine's thread."""
         try:
             self._stop.check()
             self._done.put((self._function(), None))
@@ -136,11 +136,9 @@ class _ModelJob(Generic[T]):
             self._done.put((None, error))
 
     def fail(self, error: BaseException) -> None:
-        """It never runs."""
         self._done.put((None, error))
 
     def result(self) -> T:
-        """Wait for the result. Raises the function's exception, and Evicted as soon as the call is told to stop."""
         self._stop.wakes(self._wake)
         try:
             found, error = self._done.get()
@@ -156,8 +154,8 @@ class _ModelJob(Generic[T]):
 
 
 class EngineThread:
-    """An engine, its thread, and the requests of all slots. `make` makes the engine when it is wanted first: a model
-    that only scores labels needs none. What is computed is computed within `computing()` (`core_share`)."""
+    """An engine, its thread, and the requests of all slots. `make` makes the engine on first use. It computes within
+    `computing()`."""
 
     def __init__(
         self,
@@ -168,17 +166,17 @@ class EngineThread:
         self._make = make
         self._computing = computing
         self._engine: InferenceEngine | None = None
-        self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
+        self._turn = threading.RLock()  # its holder may touch the model; the thread holds it for a step at a time
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[_ModelJob[Any]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
-        self._wanted, self._held = 0, 0  # how often somebody wanted to hold the model, and has held it
+        self._wanted, self._held = 0, 0  # how often callers wanted to hold the model, and have held it
         self._holder = 0
         self._device_turns: EngineTurns | None = None
         self._step_s = 0.0  # how long a step takes of late
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and what they have written
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and their mean of written tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -197,7 +195,7 @@ class EngineThread:
             return self._engine
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch; all 0 before the engine's first use."""
+        """Return the load of the batch; 0 before the first use."""
         engine = self._engine
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
@@ -205,8 +203,7 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins the batch before the next step, and leaves it when the call is told to
-        stop. Raises Evicted if the call was told already."""
+        """Hand a request to the engine; it joins before the next step. Raises Evicted if the call was told to stop."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -222,7 +219,6 @@ class EngineThread:
         return generation
 
     def _leave(self, request: int) -> None:
-        """Take a request out of the engine before the next step. No-op if it has ended, and in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._work:
@@ -230,8 +226,8 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model, between two steps; returns its result. Raises Evicted when the call is
-        told to stop; a function that has begun finishes, and its result is dropped."""
+        """Run a function that reads the model, between two steps; return its result. Raises Evicted when the call is
+        told to stop, although the function finishes."""
         self._check_process()
         stop = ambient.call_stop()
         stop.check()
@@ -245,7 +241,7 @@ class EngineThread:
         return job.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread after its step; requests that are open fail. No-op in a forked child."""
+        """End the thread after its step; open requests fail."""
         if os.getpid() != self._pid:
             return
         if wait:
@@ -258,13 +254,13 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """The engine and its model for the caller alone, until the block ends."""
+        """Give the caller the engine and its model alone."""
         with self.alone():
             yield self.engine
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """The model for the caller alone, until the block ends."""
+        """Give the caller the model alone."""
         self._check_process()
         stop = ambient.call_stop(own_thread=True)
         with self._work:
@@ -272,7 +268,7 @@ class EngineThread:
         try:
             while not self._turn.acquire(timeout=_LOOK_S):
                 stop.check()
-        finally:  # even if a signal's exception ends the wait: the thread goes on when this has caught up
+        finally:  # even if a signal's exception ends the wait: the thread continues when this has caught up
             with self._work:
                 self._held += 1
                 self._work.notify()
@@ -286,12 +282,10 @@ class EngineThread:
             self._turn.release()
 
     def _hand_over(self) -> None:
-        """Release this thread's helpers: the engine's thread computes from now on."""
         if threading.current_thread() is not self._thread:
             release_helper_threads()
 
     def _check_process(self) -> None:
-        """Check before any lock is taken: in a forked child a lock may never be released."""
         if os.getpid() != self._pid:
             raise StokerError(
                 "a process that was forked from a library cannot use its model; ask in the library itself"
@@ -312,7 +306,7 @@ class EngineThread:
         except BaseException as failure:
             log.exception("the engine's thread failed")
             self._failure = failure
-        finally:  # whatever ends the thread: nobody waits for it in vain
+        finally:  # whatever ends the thread: no caller waits in vain
             with self._work:
                 self._over = True
             error = StokerError("the model was closed before this was complete")
@@ -321,18 +315,25 @@ class EngineThread:
                 if not isinstance(each, int):
                     each.fail(error)
             self._open.clear()
-            self._close_turns()
+            try:
+                if self._device_turns is not None:
+                    self._device_turns.close()
+            except Exception:  # the engine still has to stop
+                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
+            self._device_turns = None
             if self._engine is not None:
                 self._engine.stop()
 
     def _serve(self) -> None:
+        turns = self._device_turns
         while True:
             with self._work:
                 wanted = self._wanted
                 if self._held < wanted:
                     release_helper_threads()
-                if self._held < wanted or not (self._inbox or self._open or self._jobs):
-                    self._end_turn()
+                if turns is not None and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
+                    turns.end()
+                    turns.publish(self._engine_work())
                 while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     self._work.wait()
                 if self._over:
@@ -341,7 +342,10 @@ class EngineThread:
                 self._take_up()
                 if not (self._open or self._jobs):
                     continue
-                began = self._begin_turn()
+                if turns is not None:
+                    due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
+                    turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
+                began = time.monotonic()
                 with self._computing():
                     if self._open:
                         self._step()
@@ -349,27 +353,6 @@ class EngineThread:
                         self._jobs.popleft().run()
                 took_s = time.monotonic() - began
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
-
-    def _begin_turn(self) -> float:
-        """Wait until this library may use shared devices; return the time then."""
-        turns = self._device_turns
-        if turns is not None:
-            due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
-            turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
-        return time.monotonic()
-
-    def _end_turn(self) -> None:
-        if self._device_turns is not None:
-            self._device_turns.end()
-            self._device_turns.publish(self._engine_work())
-
-    def _close_turns(self) -> None:
-        turns, self._device_turns = self._device_turns, None
-        if turns is not None:
-            try:
-                turns.close()
-            except Exception:  # the engine still has to stop
-                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
 
     def _engine_work(self) -> EngineWork:
         now, open_ones = time.monotonic(), self._open.values()
@@ -416,8 +399,6 @@ class EngineThread:
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:
-    """End the thread before the interpreter ends. PyTorch aborts a process whose threads end while they compute or free
-    tensors."""
     if os.getpid() != pid:
         return
     here = engine()
@@ -428,7 +409,6 @@ def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, 
 
 
 def _copy_of(error: BaseException) -> BaseException:
-    """Copy an error for another thread: one exception raised in several threads would mix their tracebacks."""
     try:
         copy = type(error)(*error.args)
     except Exception:

@@ -1,49 +1,46 @@
-"""Matrix products and decode attention, computed in the way that is fastest on this processor.
+"""Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
 
-On a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the few
-rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A processor without
-`bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32` there, and each product is
-rounded to the model's precision.
+On a CPU PyTorch's linear layer reorders the weights at every call, which takes longer than the product for few rows
+(docs/decisions/058). oneDNN keeps a reordered copy: in `float32` on a processor without `bfloat16` instructions, where
+each product is rounded. The way of attention depends on the processor and the precision, never on the batch: a request
+gets the same tokens on every pilot of one kind.
 
-PyTorch has one call for attention, the fastest of three equal ways on some processors and up to seven times slower than
-the best on others. The way depends on the processor and the precision alone, never on the batch: a request gets the
-same tokens on every pilot of one kind.
+A token is drawn by the inverse of its distribution function: the first token, in the order of the vocabulary (with
+`top_p` from the likeliest on), at which the sum of chances exceeds the request's next random number. The numbers come
+from the request's own generator on the host. A captured step shares these operations. (Not `torch.where` with a number,
+which copies the number to the device and waits.)
 """
 
 from __future__ import annotations
 
 import platform
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-# ---- processor
+from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, NewToken, Sampling, TokenChance
 
 
 def multiplies_tiles() -> bool:
-    """The processor has matrix registers (Intel's AMX) that PyTorch uses."""
+    """True if the processor has matrix registers (Intel's AMX) that PyTorch uses."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
 
 def multiplies_half() -> bool:
-    """The processor has instructions for `bfloat16`. Without them, each product turns its numbers into `float32`
-    first, the weights too, at every call."""
+    """True if the processor has instructions for `bfloat16`."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
 
 
-# ---- linear
-
-
 _ROWS_EXPECTED = 64
-"""Rows for which the order is chosen."""
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The precisions that a copy of weights of this precision may have on a CPU, the fastest first."""
+    """Return the precisions of a copy of weights on a CPU, fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -51,7 +48,7 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 class PackedLinear:
     """Several linear layers over the same input, as one product where that is faster. `packs`: the precision of the
-    copy in the processor's order; None = without one."""
+    copy, or None."""
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -59,7 +56,6 @@ class PackedLinear:
         self._fused: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
-        """Bytes of the copy in the processor's order."""
         weight = self._layers[0].weight
         self._widens = packs is not None and packs != weight.dtype
         if packs is not None and weight.device.type == "cpu":
@@ -67,7 +63,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
-        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same beside others
+        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same with others
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -78,7 +74,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store the layers' weights in one tensor, of which each layer's weight becomes a view."""
+        """Store the layers' weights in one tensor, with views."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -89,7 +85,7 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def unfuse(self) -> None:
-        """Compute a product for each layer again, so that their weights can move."""
+        """Compute a product for each layer again."""
         if self._fused is not None:
             self._fused = self._bias = None
 
@@ -113,16 +109,13 @@ class PackedLinear:
         self.packed_bytes = weight.numel() * weight.element_size()
 
 
-# ---- attention
-
-
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
 tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`."""
 
 
 def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
-    """The fastest way for this precision on this kind of device."""
+    """Return the fastest way for this precision on this kind of device."""
     if device.type != "cpu":
         return ON_GPU
     if dtype == torch.float32:
@@ -139,16 +132,14 @@ def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same kernel, to which the heads that share a key are queries of one head: keys and values, which it turns
-    into `float32`, are read once for all of them."""
+    """The same kernel; heads that share a key are queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Two batches of matrix products with a softmax between them. Keys stand on the left: the processor reads them in
-    the order in which they lie."""
+    """Two batches of matrix products with a softmax between them."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -157,5 +148,105 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 ON_GPU: DecodeAttention = grouped_queries
-"""The way on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
-head and computes in `float32`. Grouped queries keep to the memory-efficient kernel."""
+"""With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes in
+`float32`. Grouped queries keep to the memory-efficient kernel."""
+
+
+NOT_FINITE = "the model's numbers for the next token are not finite"
+
+
+class TokenDraw:
+    """How the tokens of one prompt are drawn."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.temperature = sampling.temperature
+        self.top_p = sampling.top_p
+        self._chance = random.Random(draw_seed(sampling.seed)) if sampling.temperature else None
+
+    @property
+    def greedy(self) -> bool:
+        """True if it takes the likeliest token each time."""
+        return self._chance is None
+
+    def number(self) -> float:
+        """Return the random number for its next token, in [0, 1)."""
+        return 0.0 if self._chance is None else self._chance.random()
+
+
+def draw_seed(seed: tuple[int, int]) -> int:
+    """Return 63 bits for a request's seed and its place."""
+    return (seed[0] * 1_000_003 + seed[1]) % 2**63
+
+
+def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
+    """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64` `[3,
+    rows]`, temperature (above 0), `top_p` and random number. With `nucleus` rows are drawn from the likeliest tokens
+    that make up `top_p`."""
+    temperatures, top_p, numbers = (row[:, None] for row in draws)
+    wide = logits.double()
+    chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
+    order = None
+    if nucleus:
+        chances, order = chances.sort(dim=-1, descending=True, stable=True)
+        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # the likeliest is always kept
+    sums = chances.cumsum(dim=-1)
+    total = sums[:, -1:]
+    place = torch.searchsorted(sums, numbers * total, right=True).clamp(max=logits.shape[-1] - 1)
+    tokens = place if order is None else order.gather(-1, place)
+    return tokens.masked_fill(~total.isfinite(), -1)[:, 0]
+
+
+def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
+    """Return the next token of each row of logits, or why it has none."""
+    found: list[int | Exception] = [*likeliest_tokens(logits)]
+    for nucleus in (False, True):
+        rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
+        if not rows:
+            continue
+        options = [(draws[at].temperature, draws[at].top_p, draws[at].number()) for at in rows]
+        table = torch.tensor(options, dtype=torch.float64, device=logits.device).T
+        tokens = drawn_tokens(logits[rows], table, nucleus=nucleus).tolist()
+        for at, token in zip(rows, tokens, strict=True):
+            found[at] = token if token >= 0 else ValueError(NOT_FINITE)
+    return found
+
+
+def likeliest_tokens(logits: torch.Tensor) -> list[int]:
+    """Return the likeliest token of each row of logits, the first of equal ones. On a CPU parts of a row are compared
+    first: PyTorch's `argmax` reads half precision an element at a time, and a copy in float32 costs as much again."""
+    rows, size = logits.shape
+    parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
+    if logits.device.type != "cpu" or parts == 1:
+        return list(logits.float().argmax(dim=-1).tolist())
+    split = logits.view(rows, parts, size // parts)
+    part = split.amax(dim=-1).float().argmax(dim=-1)
+    inside = split[torch.arange(rows), part].float().argmax(dim=-1)
+    return list((part * (size // parts) + inside).tolist())
+
+
+class Writing:
+    """A request in an engine: its text, its draw and its tokens."""
+
+    def __init__(self, request: GenerationRequest, texts: ModelTexts) -> None:
+        self.request = request
+        self.written = texts.begin(request)
+        self.draw = TokenDraw(request.sampling)
+        self.ids = list(request.prompt)
+
+    def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
+        """Add the next token, or why it has none."""
+        id, most = self.request.id, self.request.sampling.logprobs
+        if isinstance(token, Exception):
+            return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
+        self.ids.append(token)
+        text = self.written.add(token)
+        logprob, likeliest = chances_of(token, logits, most=most) if most and logits is not None else (None, ())
+        return NewToken(id, token, text, self.written.finish, logprob, likeliest)
+
+
+def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+    """Return the log-likelihood of a token, and the `most` likeliest with theirs."""
+    steps = torch.log_softmax(logits.float(), dim=-1)
+    found, tokens = steps.topk(min(most, len(steps)))
+    likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))
+    return float(steps[token]), likeliest

@@ -1,11 +1,8 @@
 """Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
 
-`StepCollector` takes the time of each step on the engine's thread, in a few microseconds; the library's process sends
-what it has collected every few seconds.
-
-A profile asks the engine for texts and times its steps at powers of two of what a step reads and attends to; the median
-of repeats is kept. Then 100 workloads of other sizes, drawn from a seed, are compared with the table. Requests share a
-long beginning, which is read once (`prefixes`): minutes instead of hours on a CPU.
+A profile times steps at powers of two of the tokens that a step reads and attends to, and keeps the median of repeats.
+Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning, which is read
+once: minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations
@@ -31,21 +28,17 @@ from stoker.contexts.step_times import (
     times_of,
 )
 
-# ---- step collector
-
-
 COLD_STEPS = 4
 """The first steps of a process find memory and kernels cold; they are left out."""
 
 
 class StepCollector:
-    """Times of one engine's steps. The engine's thread adds them, any thread takes them."""
+    """Times of one engine's steps."""
 
     def __init__(self) -> None:
         self.known = StepModel()
-        """All that this process has measured."""
         self.paused = False
-        """True while a profiler measures: it repeats each step, and adds the result itself."""
+        """True while a profiler measures: it adds the result itself."""
         self.urgent = False
         """True once a profiler has measured: send the times without waiting for more."""
         self._fresh = StepModel()
@@ -54,7 +47,7 @@ class StepCollector:
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
-        """The engine has computed a step (`continuous.TookStep`)."""
+        """Add a step of the engine (`continuous.TookStep`)."""
         sample = self.sample(step, length, seconds)
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
@@ -66,7 +59,7 @@ class StepCollector:
             self._fresh.add(used)
 
     def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        """The step as a sample."""
+        """Return the step as a sample."""
         if not step.prefill:
             return StepSample(False, len(step.requests), float(length), seconds)
         reads = list(zip(step.starts, step.tokens, strict=True))
@@ -92,24 +85,18 @@ class StepCollector:
         return times
 
 
-# ---- profiling
-
-
 PROFILED_LENGTH = 4096
 """The longest prompt that is measured, where the model reads more."""
 _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""A median of the profiler counts as this many steps that were measured while calls ran."""
+"""Weight of a profiler's median, in steps that were measured while calls ran."""
 _FIRST_ID = 1 << 60
-"""Requests of a profiler have numbers from here on: no others have them."""
+"""Requests of a profiler have numbers from here on."""
 
 
 class _Effort(msgspec.Struct, frozen=True):
-    """The extent of a measurement: repeats of each sample, longest prompt, exponent step between powers of two, and
-    seconds for samples and for workloads."""
-
     repeats: int
     longest: int
     stride: int
@@ -121,12 +108,10 @@ _FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, w
 _QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
 Told = Callable[[float, float], None]
-"""Takes how far it is and how far it goes, in any unit."""
 
 
 class EngineProfiler:
-    """Profiles one engine, which serves no other caller meanwhile. `part`: most tokens that one step reads, 0 = any
-    number."""
+    """Profiles one engine. `part`: most tokens that one step reads, 0 = any number."""
 
     def __init__(
         self,
@@ -143,7 +128,7 @@ class EngineProfiler:
         self._effort = _QUICK if quick else _FULL
         self._longest = min(longest, self._effort.longest) if longest else self._effort.longest
         self._model_longest = longest
-        self._told = told or _tell_nobody
+        self._told = told or (lambda *_: None)
         self._clock = clock
         self._chance = random.Random(seed)
         self._vocabulary = vocabulary
@@ -170,7 +155,6 @@ class EngineProfiler:
         self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
 
     def _prefill_samples(self) -> Iterator[StepSample]:
-        """Sample one prompt alone, one behind tokens that were read before, and several short ones together."""
         most = self.part or self._longest
         tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
         starts = [0, *powers_up_to(self._longest - 8, least=64)]
@@ -202,7 +186,6 @@ class EngineProfiler:
             self._left_out += 1
 
     def _keep_beginning(self, start: int) -> None:
-        """Ask twice for prompts with the same beginning, so that the engine keeps it."""
         for _ in range(2):
             self._read([self._document[:start] + self._tokens(8)], start=start)
 
@@ -222,7 +205,6 @@ class EngineProfiler:
     # ---- workloads
 
     def _compared(self, times: StepTimes) -> StepTimes:
-        """Return the table with its error over workloads of other sizes."""
         model = StepModel(times)
         deadline = self._clock() + self._effort.workloads_s
         for number in range(_WORKLOADS):
@@ -239,7 +221,6 @@ class EngineProfiler:
         return model.times
 
     def _compare_prefill(self, model: StepModel) -> None:
-        """Compare the time until one to four prompts are read."""
         most = 2 * self.part or self._longest
         lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
         totals, expected = [], []
@@ -250,7 +231,6 @@ class EngineProfiler:
         model.count_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
 
     def _length(self) -> int:
-        """Log-uniform: short prompts are as frequent as long ones."""
         low, high = _SHORTEST, self._longest - 16
         return max(low, min(high, int(low * (high / low) ** self._chance.random())))
 
@@ -270,8 +250,6 @@ class EngineProfiler:
         return ids
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        """Read prompts until each has its first token; return the time of each step. The engine has kept the first
-        `start` tokens of each, and reads one prompt after the other."""
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
@@ -286,7 +264,6 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        """Time decode steps of requests of about these lengths together; None if not all of them fit."""
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
@@ -319,7 +296,6 @@ class EngineProfiler:
 
 
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
-    """Return the mean length that a step of this engine computes for requests of these lengths."""
     match engine:
         case "continuous":
             return padded_length((row_tokens(length + 1), length) for length in lengths)
@@ -329,12 +305,7 @@ def _computed_length(engine: str, lengths: Sequence[int]) -> float:
             return sum(lengths) / len(lengths)
 
 
-def _tell_nobody(done: float, total: float) -> None:
-    del done, total
-
-
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
-    """Return the places of the tokens that a step has read: prompts are read in turn, each to its end."""
     found = []
     for part in place.values():
         some = min(count, part[1] - part[0])
@@ -346,7 +317,6 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _middle(samples: Sequence[StepSample]) -> StepSample:
-    """Merge samples of nearly the same step into their median."""
     count = len(samples)
     tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -1,80 +1,80 @@
-"""The engine for every other architecture: a batch that begins and ends together.
+"""The engine for every other architecture, a batch that begins and ends together; and the choice between the engines.
 
-Waiting requests are read together and write until the last of them has ended; new requests wait. It is slower where
-texts differ in length, and supports everything that Transformers computes: sliding windows, recurrent layers, caches of
-other kinds.
+Waiting requests are read together and write until the last of them has ended. It is slower where texts differ in
+length, and supports everything that Transformers computes. `own_engine` takes the continuous engine if it supports the
+model.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import psutil
 import torch
 
+from stoker.contexts import ambient
+from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     EngineLoad,
     EngineMemory,
     GenerationRequest,
+    InferenceEngine,
     ModelTexts,
     NewToken,
-    Written,
 )
-from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
+from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
+from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
+from stoker.contexts.inference.kernels import Writing, packed_dtypes, take_tokens
 
-
-class _BatchMember:
-    """A request of the batch: all its tokens and its text."""
-
-    def __init__(self, request: GenerationRequest, written: Written) -> None:
-        self.request = request
-        self.written = written
-        self.draw = TokenDraw(request.sampling)
-        self.ids = request.prompt
+# ---- static
 
 
 class StaticEngine:
-    """One model, a batch at a time (`adapter.InferenceEngine`). It holds no cache between batches, so it has no budget
-    beside the number of rows."""
+    """One model, a batch at a time (`adapter.InferenceEngine`)."""
 
     name = "static"
     options = OWN_OPTIONS
 
-    def __init__(self, runner: ModelRunner, texts: ModelTexts, *, rows: int) -> None:
+    def __init__(self, runner: ModelRunner, texts: ModelTexts, *, rows: int, chosen: str = "") -> None:
+        self.chosen = chosen
         self._runner = runner
         self._texts = texts
         self._rows = rows
-        self._waiting: deque[_BatchMember] = deque()
-        self._batch: list[_BatchMember] = []
+        self._waiting: deque[Writing] = deque()
+        self._batch: list[Writing] = []
         self._steps: _Steps | None = None
         self._load = EngineLoad()
         self._asleep = False
 
     def add(self, request: GenerationRequest) -> None:
-        """The request runs in the next batch (`InferenceEngine.add`)."""
+        """Add a request to the next batch (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
-        self._waiting.append(_BatchMember(request, self._texts.begin(request)))
+        self._waiting.append(Writing(request, self._texts))
 
     def abort(self, request: int) -> None:
-        """The request leaves the batch."""
+        """Remove the request from the batch."""
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)
         going = [at for at, writing in enumerate(self._batch) if writing.request.id != request]
         with torch.inference_mode():
             self._keep(going)
 
     def step(self) -> list[NewToken]:
-        """One more token of each request of the batch, or the first of a new batch."""
+        """Return one more token of each request, or the first of a new batch."""
         with torch.inference_mode():
             return self._step()
 
     def slots(self) -> int:
-        """Requests that one batch takes."""
+        """Return how many requests one batch takes."""
         return self._rows
 
     def _step(self) -> list[NewToken]:
@@ -86,24 +86,21 @@ class StaticEngine:
                 return []
         logits = self._first() if prefill else self._next()
         tokens = take_tokens([writing.draw for writing in self._batch], logits)
-        new = [self._new_token(*one) for one in zip(self._batch, tokens, logits, strict=True)]
+        new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
         read = sum(len(writing.request.prompt) for writing in self._batch) if prefill else 0
-        rows, load = len(new), self._load
-        self._load = msgspec.structs.replace(
-            load, steps=load.steps + 1, decode_steps=load.decode_steps + (not prefill),
-            row_steps=load.row_steps + (0 if prefill else rows), most_running=max(load.most_running, rows),
-            prompt_tokens=load.prompt_tokens + read, new_tokens=load.new_tokens + rows,
-            busy_s=load.busy_s + time.perf_counter() - began,
+        self._load = self._load.after(
+            decoded=0 if prefill else len(new), running=len(new), prompt_tokens=read, new_tokens=len(new),
+            busy_s=time.perf_counter() - began,
         )  # fmt: skip
         self._keep([at for at, token in enumerate(new) if token.finish is None])
         return new
 
     def load(self) -> EngineLoad:
-        """How full the batch is."""
+        """Return how full the batch is."""
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and kept prefixes; not all caches of Transformers know their size."""
+        """Return the memory of weights and kept prefixes."""
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
         return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
 
@@ -128,7 +125,7 @@ class StaticEngine:
     # ---- steps
 
     def _first(self) -> torch.Tensor:
-        rows = [writing.ids for writing in self._batch]
+        rows = [tuple(writing.ids) for writing in self._batch]
         if not self._runner.shares:
             return self._runner.whole(rows)[:, -1]
         batch = self._runner.prefill(rows)
@@ -137,17 +134,8 @@ class StaticEngine:
 
     def _next(self) -> torch.Tensor:
         if self._steps is None:  # without a cache that can be cut each step reads the whole row again: slow and right
-            return self._runner.whole([writing.ids for writing in self._batch])[:, -1]
+            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
         return self._steps.next([writing.ids[-1] for writing in self._batch])
-
-    def _new_token(self, writing: _BatchMember, token: int | Exception, logits: torch.Tensor) -> NewToken:
-        id, most = writing.request.id, writing.request.sampling.logprobs
-        if isinstance(token, Exception):
-            return failed_token(id, token)
-        writing.ids = (*writing.ids, token)
-        text = writing.written.add(token)
-        logprob, likeliest = chances_of(token, logits, most=most) if most else (None, ())
-        return NewToken(id, token, text, writing.written.finish, logprob, likeliest)
 
     def _keep(self, going: list[int]) -> None:
         if len(going) == len(self._batch):
@@ -160,8 +148,6 @@ class StaticEngine:
 
 
 class _Steps:
-    """A batch that grows by one token per row and step."""
-
     def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
         self._runner = runner
         self._cache = batch.cache
@@ -170,13 +156,11 @@ class _Steps:
         self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
         index = torch.tensor(rows, device=self._runner.device)
         self._cache.batch_select_indices(index)
         self._positions, self._seen = self._positions[index], self._seen[index]
 
     def next(self, tokens: list[int]) -> torch.Tensor:
-        """Logits `[rows, vocabulary]` after one more token a row."""
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
             input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],
@@ -188,3 +172,87 @@ class _Steps:
         self._positions = self._positions + 1
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
+
+
+# ---- choosing
+
+
+log = logging.getLogger(__name__)
+
+PREFIX_LIMIT_BYTES = 512_000_000
+_CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
+_GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
+_STATIC_ROWS = 32
+PROCESS_BYTES = 500_000_000
+"""Memory of a process in addition to weights and cache: libraries, activations."""
+LEAST_CACHE_BYTES = 64_000_000
+_LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
+
+
+def own_engine(
+    runner: ModelRunner,
+    texts: ModelTexts,
+    *,
+    engine: str = "auto",
+    cache_bytes: int = 0,
+    took: TookStep | None = None,
+    graphs: bool = False,
+    backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
+) -> InferenceEngine:
+    """Return the engine `continuous`, `static`, or the one that suits (`auto`). `took` is called after each step.
+    `graphs`: capture decode steps where `backend` can. Raises ValueError if the model does not support the named
+    engine."""
+    why = "it was asked for"
+    if engine != "static":
+        with torch.inference_mode():
+            decoder, why = decoder_of(runner.model, packs=_packs(runner.model))
+        if decoder is not None:
+            limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
+            weights = decoder.weights_bytes + decoder.packed_bytes
+            size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
+            captured = _graphs(decoder, backend, rows=limits.rows) if graphs else None
+            return ContinuousEngine(
+                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured
+            )
+        if engine == "continuous":
+            raise ValueError(f'this model cannot have engine="continuous": {why}; leave the engine away')
+        log.warning("calls of this model are written in batches that begin and end together: %s", why)
+    if graphs:
+        log.warning("graphs=True has no effect on this model: only the continuous engine captures steps")
+    return StaticEngine(runner, texts, rows=_STATIC_ROWS, chosen=why)
+
+
+def _graphs(
+    decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
+) -> DecodeGraphs | None:
+    found = backend(decoder.device)
+    if found is None:
+        return None
+    decoder.fuse()
+    with torch.inference_mode():
+        made = DecodeGraphs(decoder, found, rows=rows)
+        return made if made.check() else None
+
+
+def _packs(model: Any) -> torch.dtype | None:
+    weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
+    declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
+    for dtype in packed_dtypes(model.dtype):
+        copy = weights * dtype.itemsize // model.dtype.itemsize
+        cache = max(LEAST_CACHE_BYTES, copy if copy > weights else 0)
+        if not 0 < declared < weights + copy + PROCESS_BYTES + cache and free > 2 * copy:
+            return dtype
+    return None
+
+
+def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
+    """Return the memory of a batch's cache: the declared memory without the weights, or a quarter of the free memory,
+    at most 2 GB on a CPU and 16 GB on a GPU."""
+    declared = ambient.device_memory_bytes()
+    if declared:
+        return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        free = psutil.virtual_memory().available
+    return min(_LARGEST_CACHE_BYTES.get(device.type, free), free // 4)

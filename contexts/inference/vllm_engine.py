@@ -1,28 +1,34 @@
-"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
+"""vLLM as an engine in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
 
-This adapter hands requests to vLLM and turns its output into tokens; `adapter` makes the texts, as for every engine.
+vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level 1, not on CPUs) moves the weights to
+host memory and drops the cache. It broke between versions, so the freed memory is measured at each sleep, and the
+tokens of a fixed prompt are compared after each wake.
 
-vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
-be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so each
-sleep is audited: the memory that returned is measured, and after each wake the tokens of a fixed prompt are compared.
-On CPUs vLLM has no sleep: only kept prefixes are dropped.
-
-The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked for. It
-shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
+To score labels, each place of a label is a request for the log-likelihoods of one token: it shares the cached prefix,
+where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
+import math
+import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from safetensors import safe_open
 from transformers import AutoTokenizer
-from vllm import SamplingParams
+from vllm import EngineArgs, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.llm_engine import LLMEngine
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import go_on
@@ -37,17 +43,139 @@ from stoker.contexts.inference.adapter import (
     TokenChance,
     Written,
 )
-from stoker.contexts.inference.vllm_start import VLLMStart
+from stoker.contexts.inference.kernels import draw_seed
+from stoker.contexts.inference.static import default_cache_bytes
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
-from stoker.contexts.sampling import draw_seed
 from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
-# ---- vllm engine
-
-
 log = logging.getLogger(__name__)
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: its next step depends on nothing else
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+_ROWS = 256
+"""Requests that run at once: as many as `vllm.LLM` runs on a CPU, and on most GPUs."""
+_UNDECLARED_FRACTION = 0.9
+_PROCESS_BYTES = 500_000_000
+_LEAST_CACHE_BYTES = 64_000_000
+
+
+class VLLMStart:
+    """A started vLLM and its memory. Raises StokerError."""
+
+    def __init__(
+        self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
+    ) -> None:
+        self.device = device
+        self.device_memory_bytes = device_memory_bytes
+        self.why = why
+        self.on_gpu = not device.startswith("cpu")
+        self.sleeps = self.on_gpu
+        self.rows = _ROWS
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}
+        if not self.on_gpu:
+            arguments |= {
+                "kv_cache_memory_bytes": self._cpu_cache_bytes(folder, dtype=dtype),
+                "enforce_eager": not _has_compiler(),
+            }
+        try:
+            with _own_thread_setter():
+                self.llm: Any = LLMEngine.from_engine_args(
+                    EngineArgs(
+                        model=folder, dtype=dtype, seed=0, disable_log_stats=True, max_num_seqs=self.rows,
+                        max_model_len=-1, max_logprobs=-1, enable_prefix_caching=True, enable_sleep_mode=self.sleeps,
+                        **arguments,
+                    )
+                )  # fmt: skip
+        except Exception as error:
+            raise StokerError(f"vLLM cannot start with {folder} on {device}: {error}") from error
+        config = self.llm.vllm_config
+        self.longest = int(config.model_config.max_model_len)
+        """Most tokens of one request: as many as the model reads, or less if the cache is small."""
+        self.model_longest = int(getattr(config.model_config.hf_text_config, "max_position_embeddings", 0) or 0)
+        self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
+        self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
+        self.weights_bytes = int(self.llm.collective_rpc(_loaded_bytes)[0]) or weights_bytes(
+            folder, dtype=config.model_config.dtype
+        )
+        self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
+        log.info(
+            "vLLM on %s: weights %s, cache %s (%d tokens)",
+            device, show_bytes(self.weights_bytes), show_bytes(self.cache_bytes), self.cache_tokens,
+        )  # fmt: skip
+
+    def free_device_bytes(self) -> int:
+        """Return the free memory of the device; 0 on a CPU."""
+        return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
+
+    def end(self) -> None:
+        """Free vLLM's memory."""
+        with contextlib.suppress(Exception):  # it is being thrown away
+            self.llm.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def _fraction(self) -> float:
+        free, total = torch.cuda.mem_get_info(self.device)
+        wanted = self.device_memory_bytes or int(_UNDECLARED_FRACTION * free)
+        if wanted > free:
+            raise StokerError(
+                f"vLLM was to take {show_bytes(wanted)} of {self.device}, where {show_bytes(free)} are free"
+            )
+        return float(wanted / total)
+
+    def _cpu_cache_bytes(self, folder: str, *, dtype: str) -> int:
+        if not self.device_memory_bytes:
+            return default_cache_bytes(torch.device("cpu"), weights_bytes=0)
+        weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
+        return max(self.device_memory_bytes - weights - _PROCESS_BYTES, _LEAST_CACHE_BYTES)
+
+
+def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
+    """Return the bytes of a folder's weights in a dtype."""
+    numbers = 0
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            numbers += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118  # no mapping
+    return numbers * int(dtype.itemsize)
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+@contextlib.contextmanager
+def _own_thread_setter() -> Iterator[None]:
+    before = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = before
+
+
+def _loaded_bytes(worker: Any) -> int:
+    return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
+
+
+def _cache_bytes(worker: Any) -> int:
+    parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
+    return sum(parts.values())
+
+
+def _tensors(worker: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for part in worker.model_runner.kv_caches:
+        found += part if isinstance(part, list | tuple) else [part]
+    return found
+
 
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
@@ -58,8 +186,6 @@ _LEAST_FREED = 0.5
 
 
 class _RunningText:
-    """A request: its text, and whether a token has come."""
-
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
         self.written = written
@@ -94,7 +220,7 @@ class VLLMEngine:
     # ---- requests
 
     def add(self, request: GenerationRequest) -> None:
-        """The request joins vLLM's batch (`InferenceEngine.add`)."""
+        """Add a request to vLLM's batch (`InferenceEngine.add`)."""
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -109,7 +235,7 @@ class VLLMEngine:
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request))
 
     def abort(self, request: int) -> None:
-        """The request leaves; vLLM frees its blocks before the next step."""
+        """Remove the request; vLLM frees its blocks before the next step."""
         self._early = [token for token in self._early if token.request != request]
         if self._open.pop(str(request), None) is not None:
             self._llm.abort_request([str(request)])
@@ -122,12 +248,12 @@ class VLLMEngine:
         return self._step({}) if self._open else []
 
     def slots(self) -> int:
-        """Requests at once: as many as vLLM runs, and as fit into its cache at a usual length."""
+        """Return how many requests of a usual length run at once."""
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 
     def load(self) -> EngineLoad:
-        """How full vLLM's batch is. A request runs from its first token on."""
+        """Return how full vLLM's batch is."""
         running = sum(writing.runs for writing in self._open.values())
         ended = sum(token.finish is not None for token in self._early)
         return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
@@ -135,8 +261,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that the device did
-        not get back."""
+        """Return the weights and the cache; asleep, the memory that was not freed."""
         weights, cache = self._start.weights_bytes, self._start.cache_bytes
         if not self._asleep:
             return EngineMemory(weights_bytes=weights, held_bytes=cache, budget_bytes=cache)
@@ -144,7 +269,7 @@ class VLLMEngine:
         return EngineMemory(weights_bytes=max(0, held - cache), held_bytes=min(held, cache), budget_bytes=cache)
 
     def resize(self, cache_bytes: int) -> None:
-        """Keep the cache if the budget covers it. Raises ValueError else: vLLM cannot give a part of it back."""
+        """Raise ValueError for a smaller cache: vLLM cannot free a part of it."""
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
                 f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
@@ -156,7 +281,7 @@ class VLLMEngine:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Move the weights to the host, drop the cache, and measure the freed memory."""
+        """Move the weights to the host and drop the cache."""
         if self._open or self._early:
             raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
         if self._asleep:
@@ -176,8 +301,7 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Be as before. Raises StokerError if the tokens of a fixed prompt are others than before the sleep; the engine
-        then takes no more requests."""
+        """Be as before. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -209,8 +333,8 @@ class VLLMEngine:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """The log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
-        del prefix, batch_size  # vLLM finds by itself what prompts share
+        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
+        del prefix, batch_size  # vLLM finds shared beginnings of prompts
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         wanted: dict[Ids, dict[int, float]] = {}
@@ -243,7 +367,6 @@ class VLLMEngine:
     # ---- vLLM
 
     def _step(self, asked: dict[str, dict[int, float]]) -> list[NewToken]:
-        """Run one step of vLLM: new tokens of requests, and log-likelihoods of `asked`, which leave it."""
         began = time.perf_counter()
         new: list[NewToken] = []
         decoded = begun = read = 0
@@ -258,17 +381,13 @@ class VLLMEngine:
                     self.reused_tokens += reused
                     writing.runs, begun, read = True, begun + 1, read + len(writing.request.prompt) - reused
                 new += self._tokens_of(output, writing)
-        load = self._load
-        self._load = msgspec.structs.replace(
-            load, steps=load.steps + 1, decode_steps=load.decode_steps + (decoded > 0),
-            row_steps=load.row_steps + decoded, most_running=max(load.most_running, decoded + begun),
-            prompt_tokens=load.prompt_tokens + read, new_tokens=load.new_tokens + len(new),
-            busy_s=load.busy_s + time.perf_counter() - began,
+        self._load = self._load.after(
+            decoded=decoded, running=decoded + begun, prompt_tokens=read, new_tokens=len(new),
+            busy_s=time.perf_counter() - began,
         )  # fmt: skip
         return new
 
     def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
-        """Return the tokens in one of vLLM's outputs; a request whose text has ended leaves."""
         [written] = output.outputs
         id, asks = writing.request.id, writing.request.sampling.logprobs
         new: list[NewToken] = []
@@ -280,7 +399,7 @@ class VLLMEngine:
                 break
         if writing.written.finish is not None:
             del self._open[output.request_id]
-            if not output.finished:  # a stop text, which vLLM was not told of
+            if not output.finished:  # a stop text, which vLLM does not know
                 self._llm.abort_request([output.request_id])
         elif output.finished:
             raise RuntimeError(f"vLLM has ended a request early: {written.finish_reason} ({written.stop_reason})")
@@ -293,14 +412,12 @@ class VLLMEngine:
             raise ValueError(f"vLLM cannot take this request: {error}") from error
 
     def _ask(self, prompt: Ids, params: SamplingParams) -> str:
-        """Add a request of the engine itself; return its name."""
         self._numbers += 1
         name = f"own-{self._numbers}"
         self._send(name, prompt, params)
         return name
 
     def _probe(self) -> tuple[int, ...]:
-        """Return the tokens that the model writes after a fixed prompt. No other request runs."""
         params = SamplingParams(
             temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -313,7 +430,6 @@ class VLLMEngine:
 
 
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    """Translate the sampling options for vLLM. Stoker handles end tokens, texts and stop texts itself."""
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
     others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
     return SamplingParams(
@@ -331,7 +447,6 @@ def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tup
 
 
 def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    """Store the log-likelihoods that a request of `score` returns."""
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
@@ -339,12 +454,8 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
             chances[token] = float(chance.logprob)
 
 
-# ---- vllm model
-
-
 def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
-    """vLLM with the model at `path`, within the memory that this library's recipe declares; and how its weights were
-    found, for people."""
+    """Return vLLM with the model at `path`, and its origin."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device,

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.contexts.folders import state_folder
-from stoker.contexts.measurements import Measurements
+from stoker.contexts.performance import Measurements
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 # ---- vectors

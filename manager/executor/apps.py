@@ -14,11 +14,10 @@ from parsl.app.python import PythonApp, timeout
 from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel
 
-from stoker.contexts.code_payloads import dumps_arguments
-from stoker.contexts.encoder_runtimes import Family
+from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.function_code import gives_pieces, how_it_yields
-from stoker.contexts.payloads import plain_bytes
+from stoker.contexts.payloads import dumps_arguments, plain_bytes
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.executor import check_labels, stoker_executors

@@ -20,7 +20,7 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
-from stoker.contexts.encoder_runtimes import Family
+from stoker.contexts.encoder import Family
 from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe

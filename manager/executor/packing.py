@@ -24,11 +24,8 @@ from parsl.app.bash import remote_side_bash_executor
 from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
-from stoker.contexts.captured import Captured
-from stoker.contexts.code_payloads import dumps_arguments, dumps_code, names_carried
-from stoker.contexts.function_code import SourceLines
-from stoker.contexts.payloads import dump_parts
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.function_code import Captured, SourceLines
+from stoker.contexts.payloads import dump_parts, dumps_arguments, dumps_code
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
 from stoker.manager.executor.session_files import LargeArguments

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from parsl.dataflow.memoization import id_for_memo
 
-from stoker.contexts.captured import changed_since_made
-from stoker.contexts.code_payloads import names_carried
 from stoker.contexts.digest import digest_of
+from stoker.contexts.factory import changed_since_made
+from stoker.contexts.payloads import names_carried
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
 from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants

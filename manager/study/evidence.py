@@ -1,5 +1,5 @@
 """Knowledge before a run: of function and context from the performance store, of the site from managers' records
-(`stoker.contexts.measurements`) and the site file; and how much of it.
+(`stoker.contexts.performance`) and the site file; and how much of it.
 
 Pilots are lost at a constant rate: losses over the time that pilots were here (the maximum-likelihood estimate
 for censored exponential times).
@@ -20,8 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.contexts.measurements import Availability
-from stoker.contexts.performance import Estimate, Remembered
+from stoker.contexts.performance import Availability, Estimate, Remembered
 from stoker.errors import SessionError
 from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site

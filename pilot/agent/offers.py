@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from stoker.contexts import payloads
-from stoker.contexts.carried_modules import NO_MODULES, count_replaced, versions_of_context
-from stoker.contexts.code_payloads import loads_code, versions_carried
 from stoker.contexts.folders import ProgramFolder, is_seen_here
 from stoker.contexts.payload_layout import Buffer
+from stoker.contexts.payloads import loads_code, versions_carried
 from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.user_modules import NO_MODULES, count_replaced, versions_of_context
 from stoker.errors import SerializationError
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.connection import Settings

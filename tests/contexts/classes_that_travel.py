@@ -1,6 +1,6 @@
 """One of each kind of class that a program may hold, for test_contexts_payloads.py; see objects_that_travel.py."""
 
-# ruff: noqa: RUF012, UP042
+# ruff: noqa: E731, RUF012, UP042
 
 import abc
 import collections
@@ -24,17 +24,7 @@ class TD(typing.TypedDict, total=False):
     a: int
 
 
-def use_namedtuple():
-    return NT(1) == (1, 2) and NT(1)._replace(a=3).a == 3 and cnt(1, 2).b == 2
-
-
-def use_typeddict():
-    return TD(a=1) == {"a": 1} and "a" in TD.__annotations__
-
-
 T = typing.TypeVar("T")
-
-
 P = typing.ParamSpec("P")
 
 
@@ -44,35 +34,13 @@ class G(typing.Generic[T]):
 
 
 Alias = G[int]
-
-
 A2 = dict[str, list[int]]
-
-
 A3 = typing.Callable[[int], str]
-
-
 A4 = typing.Literal["a"]
-
-
-def use_typevar():
-    return T.__name__ == "T"
-
-
-def use_paramspec():
-    return P.__name__ == "P"
-
-
-def use_alias():
-    return Alias(3).x == 3 and A2.__origin__ is dict and A3 is not None and A4 is not None
 
 
 class GP(typing.Generic[P]):
     pass
-
-
-def use_genericP():
-    return GP() is not None
 
 
 class E(enum.Enum):
@@ -101,10 +69,6 @@ fe = enum.Enum("fe", "P Q")
 
 def use_enum(e=E.A):
     return e is E.A and E("x") is E.B and E.A.up() == "A" and IE.A == 1 and SE.A == "a" and fe.P.value == 1
-
-
-def use_flag(f=Fl.X | Fl.Y):
-    return f == Fl.X | Fl.Y and Fl.X in f
 
 
 class Desc:
@@ -138,13 +102,7 @@ def use_members():
 
 
 bound_c = Mix.c
-
-
 bound_s = Mix.s
-
-
-def use_bound():
-    return bound_c() == "Mix"
 
 
 class Slots:
@@ -158,24 +116,8 @@ class Slots:
 
 
 bs = Slots(3).get
-
-
-def use_slots():
-    return bs() == 3 and Slots(4).a == 4
-
-
 member = Slots.a
-
-
-def use_member_descriptor():
-    return member.__get__(Slots(9)) == 9
-
-
 unbound = Slots.get
-
-
-def use_unbound():
-    return unbound(Slots(9)) == 9
 
 
 @dataclasses.dataclass(slots=True, frozen=True, order=True, kw_only=True)
@@ -243,17 +185,9 @@ class RProt(typing.Protocol):
     def f(self) -> int: ...
 
 
-def use_protocol():
-    return isinstance(Conc(), RProt) and not isinstance(3, RProt)
-
-
 class PC(Prot):
     def f(self):
         return 1
-
-
-def use_protocol_sub():
-    return PC().f() == 1
 
 
 class Meta(type):
@@ -282,10 +216,6 @@ class M2(M1, flag=3):
     pass
 
 
-def use_meta():
-    return M2().viameta == 1 and M2.made
-
-
 class Sub:
     reg = {}
 
@@ -297,10 +227,6 @@ class Sub:
 
 class S1(Sub, name="one"):
     pass
-
-
-def refuse_init_subclass():
-    return S1.label == "one" and Sub.reg == {"one": S1}
 
 
 class Sub0:
@@ -315,18 +241,8 @@ class S01(Sub0):
     pass
 
 
-def use_init_subclass0():
-    return Sub0.reg == [S01]
-
-
 tgt = Slots(1)
-
-
 wr = weakref.ref(tgt)
-
-
-def refuse_weakref():
-    return wr() is tgt
 
 
 class Exc(Exception):
@@ -354,10 +270,6 @@ class Single:
 single = Single()
 
 
-def use_singleton():
-    return Single() is single
-
-
 class Ga:
     def __getattr__(self, n):
         if n.startswith("__"):
@@ -368,17 +280,9 @@ class Ga:
 ga = Ga()
 
 
-def use_getattr():
-    return ga.abc == "abc"
-
-
 class ClsGetitem:
     def __class_getitem__(cls, k):
         return k
-
-
-def use_class_getitem():
-    return ClsGetitem[3] == 3
 
 
 class IterM(type):
@@ -388,10 +292,6 @@ class IterM(type):
 
 class ItC(metaclass=IterM):
     pass
-
-
-def use_iterable_class():
-    return list(ItC) == [1, 2]
 
 
 @dataclasses.dataclass(slots=True)
@@ -416,40 +316,46 @@ class MoreSlots(EmptySlots):
     __hash__ = None
 
 
-def make_slotted_dataclass():
-    return SlottedData(5)
+use_namedtuple = lambda: NT(1) == (1, 2) and NT(1)._replace(a=3).a == 3 and cnt(1, 2).b == 2
+use_typeddict = lambda: TD(a=1) == {"a": 1} and "a" in TD.__annotations__
+use_typevar = lambda: T.__name__ == "T"
+use_paramspec = lambda: P.__name__ == "P"
+use_alias = lambda: Alias(3).x == 3 and A2.__origin__ is dict and A3 is not None and A4 is not None
+use_genericP = lambda: GP() is not None
+use_flag = lambda f=Fl.X | Fl.Y: f == Fl.X | Fl.Y and Fl.X in f
+use_bound = lambda: bound_c() == "Mix"
+use_slots = lambda: bs() == 3 and Slots(4).a == 4
+use_member_descriptor = lambda: member.__get__(Slots(9)) == 9
+use_unbound = lambda: unbound(Slots(9)) == 9
+use_protocol = lambda: isinstance(Conc(), RProt) and not isinstance(3, RProt)
+use_protocol_sub = lambda: PC().f() == 1
+use_meta = lambda: M2().viameta == 1 and M2.made
 
 
-def make_slots():
-    return MoreSlots()
+def refuse_init_subclass():
+    return S1.label == "one" and Sub.reg == {"one": S1}
 
 
-def make_frozen_dataclass():
-    return DS(a=3)
+use_init_subclass0 = lambda: Sub0.reg == [S01]
 
 
-def make_enum():
-    return E.A
+def refuse_weakref():
+    return wr() is tgt
 
 
-def make_flag():
-    return Fl.X | Fl.Y
-
-
-def make_namedtuple():
-    return NT(1)
-
-
-def make_typed_dictionary():
-    return TD(a=1)
-
-
-def make_type_variable():
-    return T
-
-
-def make_parameters():
-    return P
+use_singleton = lambda: Single() is single
+use_getattr = lambda: ga.abc == "abc"
+use_class_getitem = lambda: ClsGetitem[3] == 3
+use_iterable_class = lambda: list(ItC) == [1, 2]
+make_slotted_dataclass = lambda: SlottedData(5)
+make_slots = lambda: MoreSlots()
+make_frozen_dataclass = lambda: DS(a=3)
+make_enum = lambda: E.A
+make_flag = lambda: Fl.X | Fl.Y
+make_namedtuple = lambda: NT(1)
+make_typed_dictionary = lambda: TD(a=1)
+make_type_variable = lambda: T
+make_parameters = lambda: P
 
 
 if __name__ == "__main__":

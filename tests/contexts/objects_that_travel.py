@@ -36,14 +36,6 @@ def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 
 
-def use_cache():
-    return cached(2) == 4
-
-
-def use_fib():
-    return fib(20) == 6765 and fib.cache_parameters() == {"maxsize": 3, "typed": True}
-
-
 class WithCache:
     @functools.cache
     def m(self):
@@ -56,10 +48,6 @@ class WithCache:
 
     def __init__(self):
         self.c = functools.cache(self.m)
-
-
-def use_cached_method():
-    return WithCache().m() == 5 and WithCache().c() == 5
 
 
 @functools.singledispatch
@@ -77,10 +65,6 @@ def _(x):
     return [show(y) for y in x]
 
 
-def use_singledispatch():
-    return show([1, "a"]) == ["int", "any"]
-
-
 class SDM:
     @functools.singledispatchmethod
     def m(self, x):
@@ -89,10 +73,6 @@ class SDM:
     @m.register
     def _(self, x: int):
         return "int"
-
-
-def use_sdm():
-    return SDM().m(1) == "int" and SDM().m("") == "any"
 
 
 class CP:
@@ -110,31 +90,9 @@ def use_cached_property():
 
 
 uf = np.frompyfunc(lambda a: a + 1, 1, 1)
-
-
 vec = np.vectorize(lambda a: a + 1)
-
-
-def refuse_frompyfunc():
-    return uf(np.arange(3)).tolist() == [1, 2, 3]
-
-
-def use_vectorize():
-    return vec(np.arange(3)).tolist() == [1, 2, 3]
-
-
 Ts = typing.TypeVarTuple("Ts")
-
-
 UserId = typing.NewType("UserId", int)
-
-
-def use_typevartuple():
-    return Ts.__name__ == "Ts"
-
-
-def use_newtype():
-    return UserId(3) == 3
 
 
 def use_genericalias2(x: "typing.Annotated[int, 3]" = 0):
@@ -142,19 +100,7 @@ def use_genericalias2(x: "typing.Annotated[int, 3]" = 0):
 
 
 st = staticmethod(lambda: 4)
-
-
-def use_staticmethod_object():
-    return st() == 4
-
-
 cv = contextvars.ContextVar("cv", default=3)
-
-
-def refuse_contextvar():
-    return cv.get() == 3
-
-
 log = logging.getLogger("my.log")
 
 
@@ -164,54 +110,18 @@ def use_logger():
 
 
 adapter = logging.LoggerAdapter(log, {})
-
-
-def use_adapter():
-    return adapter.name == "my.log"
-
-
 wkd = weakref.WeakKeyDictionary()
-
-
-def use_weakkeydict():
-    return len(wkd) == 0
-
-
 wvd = weakref.WeakValueDictionary()
-
-
-def use_weakvaluedict():
-    return len(wvd) == 0
-
-
 ws = weakref.WeakSet()
-
-
-def use_weakset():
-    return len(ws) == 0
-
-
 lam = lambda x: x + 1
-
-
-def use_lambda():
-    return lam(1) == 2
 
 
 def gen(n):
     yield from range(n)
 
 
-def use_generator():
-    return list(gen(3)) == [0, 1, 2]
-
-
 async def co():
     return 3
-
-
-def use_async():
-    return asyncio.run(co()) == 3
 
 
 @contextlib.contextmanager
@@ -236,22 +146,8 @@ def ov(x):
     return x
 
 
-def use_overload():
-    return ov(3) == 3
-
-
 MISSING = object()
-
-
-def use_sentinel(x=MISSING):
-    return x is MISSING
-
-
 pt = functools.partial(lam, 3)
-
-
-def use_partial():
-    return pt() == 4
 
 
 @functools.total_ordering
@@ -266,24 +162,8 @@ class TO:
         return s.x < o.x
 
 
-def use_total_ordering():
-    return TO(1) <= TO(1) and TO(2) > TO(1)
-
-
 ig = operator.itemgetter(1)
-
-
-def use_itemgetter():
-    return ig([1, 2]) == 2
-
-
 rx = re.compile("a")
-
-
-def use_re():
-    return bool(rx.match("a"))
-
-
 lock = threading.Lock()
 
 
@@ -301,24 +181,8 @@ def refuse_thread_local():
 
 
 dd = collections.defaultdict(lambda: 5)
-
-
-def use_defaultdict():
-    return dd[1] == 5
-
-
 mp = types.MappingProxyType({"a": 1})
-
-
-def use_mappingproxy():
-    return mp["a"] == 1
-
-
 cnt_ = itertools.count()
-
-
-def use_count():
-    return next(cnt_) == 0
 
 
 class Outer:
@@ -329,20 +193,12 @@ class Outer:
         return Outer.Inner()
 
 
-def use_nested():
-    return Outer().mk().v == 1
-
-
 class Own(dict):
     def __missing__(self, k):
         return k
 
 
 own = Own(a=1)
-
-
-def use_dictsub():
-    return own["z"] == "z" and own["a"] == 1
 
 
 def outer():
@@ -372,32 +228,10 @@ class Super(Outer):
         return super().mk()
 
 
-def use_super():
-    return Super().mk().v == 1
-
-
 tmpl = string.Template("$a")
-
-
-def use_template():
-    return tmpl.substitute(a=1) == "1"
-
-
 mod = types.ModuleType("handmade")
-
-
 mod.x = 3
-
-
-def use_handmade_module():
-    return mod.x == 3
-
-
 cp_obj = CP.__dict__["p"]
-
-
-def use_cp_object():
-    return cp_obj.func is not None
 
 
 try:
@@ -414,11 +248,9 @@ else:
         def same(cls, value):
             return value
 
-    def use_pydantic():
-        return Model(a="4").a == 4
+    use_pydantic = lambda: Model(a="4").a == 4
 
-    def make_pydantic():
-        return Model(a=4)
+    make_pydantic = lambda: Model(a=4)
 
 
 class InBody:
@@ -437,20 +269,58 @@ class Struct(msgspec.Struct):
     a: int = 3
 
 
+use_cache = lambda: cached(2) == 4
+use_fib = lambda: fib(20) == 6765 and fib.cache_parameters() == {"maxsize": 3, "typed": True}
+use_cached_method = lambda: WithCache().m() == 5 and WithCache().c() == 5
+use_singledispatch = lambda: show([1, "a"]) == ["int", "any"]
+use_sdm = lambda: SDM().m(1) == "int" and SDM().m("") == "any"
+
+
+def refuse_frompyfunc():
+    return uf(np.arange(3)).tolist() == [1, 2, 3]
+
+
+use_vectorize = lambda: vec(np.arange(3)).tolist() == [1, 2, 3]
+use_typevartuple = lambda: Ts.__name__ == "Ts"
+use_newtype = lambda: UserId(3) == 3
+use_staticmethod_object = lambda: st() == 4
+
+
+def refuse_contextvar():
+    return cv.get() == 3
+
+
+use_adapter = lambda: adapter.name == "my.log"
+use_weakkeydict = lambda: len(wkd) == 0
+use_weakvaluedict = lambda: len(wvd) == 0
+use_weakset = lambda: len(ws) == 0
+use_lambda = lambda: lam(1) == 2
+use_generator = lambda: list(gen(3)) == [0, 1, 2]
+use_async = lambda: asyncio.run(co()) == 3
+use_overload = lambda: ov(3) == 3
+use_sentinel = lambda x=MISSING: x is MISSING
+use_partial = lambda: pt() == 4
+use_total_ordering = lambda: TO(1) <= TO(1) and TO(2) > TO(1)
+use_itemgetter = lambda: ig([1, 2]) == 2
+use_re = lambda: bool(rx.match("a"))
+use_defaultdict = lambda: dd[1] == 5
+use_mappingproxy = lambda: mp["a"] == 1
+use_count = lambda: next(cnt_) == 0
+use_nested = lambda: Outer().mk().v == 1
+use_dictsub = lambda: own["z"] == "z" and own["a"] == 1
+use_super = lambda: Super().mk().v == 1
+use_template = lambda: tmpl.substitute(a=1) == "1"
+use_handmade_module = lambda: mod.x == 3
+use_cp_object = lambda: cp_obj.func is not None
+
+
 def refuse_msgspec():
     return Struct().a == 3
 
 
-def make_dict_subclass():
-    return Own(b=2)
-
-
-def make_sentinel():
-    return MISSING
-
-
-def make_new_type():
-    return UserId
+make_dict_subclass = lambda: Own(b=2)
+make_sentinel = lambda: MISSING
+make_new_type = lambda: UserId
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 from stoker.contexts import payloads
-from stoker.contexts.code_payloads import dumps_code
+from stoker.contexts.payloads import dumps_code
 
 THERE = """
 import pickle, sys
 from stoker.contexts import payloads
-from stoker.contexts.code_payloads import loads_code
+from stoker.contexts.payloads import loads_code
 sent, ended = pickle.loads(sys.stdin.buffer.read()), {}
 for name, data in sent.items():
     try:

@@ -31,14 +31,26 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
     return done
 
 
+def beside_a_long_prompt(batch: RunningBatch) -> list[Step]:
+    """The steps of a request that writes when one with a long prompt comes."""
+    batch.add(1, prompt=4, most=9)
+    did_next(batch)
+    batch.add(2, prompt=40, most=9)
+    return run(batch, {1: 9, 2: 1})
+
+
+def did_next(batch: RunningBatch) -> None:
+    step = batch.next()
+    assert step is not None
+    batch.did(step)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 300)), min_size=1, max_size=8),
     st.sampled_from([1, 3, 32]),
     st.sampled_from([0, 512, 1024]),
 )
-def test_a_step_that_repeats_gives_what_its_repetitions_give(
-    requests: list[tuple[int, int]], rows: int, cache_tokens: int
-) -> None:
+def test_a_step_that_repeats_gives_what_its_repetitions_give(requests, rows, cache_tokens):
     """The same batch, told of its steps one by one and many at a time."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
@@ -76,13 +88,11 @@ def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
     assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
 
 
-def test_nobody_waits_for_more_than_the_first_token_without_a_time_for_the_others() -> None:
+def test_without_a_tpot_only_the_first_token_is_due() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
     assert batch.due_at == 3.0
-    step = batch.next()
-    assert step is not None
-    batch.did(step)
+    did_next(batch)
     assert batch.due_at == math.inf
 
 
@@ -109,12 +119,7 @@ def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
 
 def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
-    batch.add(1, prompt=4, most=9)
-    first = batch.next()
-    assert first is not None
-    batch.did(first)
-    batch.add(2, prompt=40, most=9)
-    steps = run(batch, {1: 9, 2: 1})
+    steps = beside_a_long_prompt(batch)
     assert [(step.prefill, step.tokens) for step in steps[:6]] == [
         (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
     ]  # fmt: skip
@@ -122,12 +127,7 @@ def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
 
 def test_where_steps_mix_those_that_write_take_part_in_every_step() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
-    batch.add(1, prompt=4, most=9)
-    first = batch.next()
-    assert first is not None
-    batch.did(first)
-    batch.add(2, prompt=40, most=9)
-    steps = run(batch, {1: 9, 2: 1})
+    steps = beside_a_long_prompt(batch)
     assert steps[:4] == [
         Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(0, 4), writing=1),
         Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(16, 5), writing=1),
@@ -151,9 +151,7 @@ def test_the_next_token_is_due_a_tpot_later() -> None:
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
         assert batch.due_at == 2.0 + 0.25 * made
-        step = batch.next()
-        assert step is not None
-        batch.did(step)
+        did_next(batch)
 
 
 def test_requests_wait_for_memory_and_grow_into_it() -> None:
@@ -223,10 +221,7 @@ requests = st.lists(
     asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
     aborted=st.sets(st.integers(0, 11), max_size=3), mixes=st.booleans(),
 )  # fmt: skip
-def test_every_request_comes_to_its_end_within_the_limits(
-    asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int],
-    mixes: bool,
-) -> None:  # fmt: skip
+def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, room, aborted, mixes):
     batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
@@ -256,9 +251,6 @@ def test_every_request_comes_to_its_end_within_the_limits(
     assert {id: wrote[id] for id in ends} == ends
 
 
-# ---- pages
-
-
 def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
@@ -271,14 +263,12 @@ def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     assert "a row of 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 
 
-def test_what_the_cache_needs_at_its_peak_counts_each_request_at_least_with_the_mean() -> None:
+def test_peak_counts_each_request_at_least_with_the_mean() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=1000, page_tokens=10))
     batch.add(1, prompt=20, most=500)
     assert batch.peak_tokens(prompt=30, output=100) == 120 + 130
     for _ in range(150):
-        step = batch.next()
-        assert step is not None
-        batch.did(step)
+        did_next(batch)
     assert batch.peak_tokens(prompt=30, output=100) == 170 + 130
 
 

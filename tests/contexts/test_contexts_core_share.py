@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from lazily import lazily
+from polling import PATIENCE_S, polls
 
 torch, core_share = lazily("torch", "stoker.contexts.inference.core_share")
 
@@ -54,7 +60,7 @@ def test_alone_it_computes_with_all_its_threads() -> None:
     assert set(Machine(4, cores=4).compute(times=20)) == {4}
 
 
-def test_beside_others_it_computes_with_as_many_threads_as_it_has_cores() -> None:
+def test_next_to_others_it_uses_as_many_threads_as_it_has_cores() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
     machine = Machine(4, cores=4)  # of others with as many threads as cores it has less, the fewer it has
@@ -81,7 +87,7 @@ def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
     assert machine.compute(times=8, others=0)[-1] == 4
 
 
-def test_it_tries_less_and_less_often_where_cores_only_seem_to_be_idle() -> None:
+def test_it_tries_less_often_where_cores_only_seem_idle() -> None:
     machine = Machine(2, cores=2)
     machine.compute(times=2, others=2)
     machine.seems_idle = lambda: 1.0 if torch.get_num_threads() == 1 else 0.0  # the others pause whenever this looks
@@ -127,3 +133,55 @@ def test_on_a_gpu_nothing_is_counted() -> None:
     with core_share.computing_on("cuda:0")():
         pass
     assert core_share.computing_on("cpu") == core_share.core_share().computing
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def threads_once_below(most: int) -> int:
+    """How many threads there are as soon as there are fewer than `most`. The system shows a thread that has been joined
+    for a moment longer."""
+    for _ in polls(PATIENCE_S):
+        if (found := threads()) < most:
+            break
+    return found
+
+
+def test_helpers_end_and_come_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    found: list[int] = []
+    product = torch.full((512, 512), 2.0)
+
+    def compute() -> None:
+        assert float((product @ product)[0, 0]) == 2048.0
+        found.append(threads())
+        core_share.release_helper_threads()
+        found.append(threads_once_below(found[0]))
+        assert float((product @ product)[0, 0]) == 2048.0
+        found.append(threads())
+
+    try:
+        if not core_share._openmp_libraries():
+            pytest.skip("this PyTorch does not use GNU's OpenMP")
+        worker = threading.Thread(target=compute)
+        worker.start()
+        worker.join(2 * PATIENCE_S)
+        with_helpers, without, again = found
+        assert without < with_helpers
+        assert again > without
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_helpers_end_where_other_packages_bring_openmp_too(tmp_path: Path) -> None:
+    """Copies of the library lie at any addresses, so the first one found may be unused."""
+    torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
+    libraries = core_share._openmp_libraries()
+    if not libraries:
+        pytest.skip("this PyTorch does not use GNU's OpenMP")
+    copy = shutil.copy(libraries[0], tmp_path / "libgomp-of-another-package.so.1")
+    ctypes.CDLL(copy)
+    assert {*libraries, str(copy)} <= {*core_share._openmp_libraries()}
+    test_helpers_end_and_come_back()

@@ -62,7 +62,7 @@ def test_greedy_tokens_come_from_replays() -> None:
     assert driver.engine.load().steps == driver.engine.load().decode_steps + 1
 
 
-def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None:
+def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
     driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     driver.run(steps=3)  # it reads the prompt, launches a step, launches another and reads the first
@@ -243,8 +243,6 @@ def test_fused_weights_give_the_same_and_can_move() -> None:
     assert decoder.layers[0].qkv._fused is None
 
 
-# ---- any schedule
-
 SAMPLINGS = [
     {}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}, {"engine_options": (("ignore_eos", True),)},
     {"logprobs": 2}, {"stop": ("AB", "\x50")},
@@ -266,9 +264,7 @@ def drivers() -> tuple[Any, Any]:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(ACTIONS, min_size=3, max_size=14))
-def test_any_schedule_gives_the_tokens_of_the_eager_engine(
-    drivers: tuple[Any, Any], schedule: list[tuple[str, int, int, int]]
-) -> None:
+def test_any_schedule_gives_the_tokens_of_the_eager_engine(drivers, schedule):
     driver, eager = drivers
     asked: dict[int, tuple[Any, dict[str, Any]]] = {}
     gone: set[int] = set()

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_encoder import load_encoder as load
+from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import ambient, encoder
-from stoker.contexts.encoder_facts import SentenceFacts, sentence_facts
-from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts import encoder
+from stoker.contexts.loading import slots_of
+from stoker.contexts.model_source import SentenceFacts, sentence_facts
 from stoker.errors import RecipeError
 
 WORDS = ("the", "claim", "is", "true", "false", "paris", "lies", "in", "france", "and", "water", "boils")
@@ -25,36 +27,9 @@ TEXTS = ["paris lies in france", "water boils", "the claim is true and the claim
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def write_model(folder: Path, *, head: bool = False, **more: Any) -> Path:
-    """A small BERT of random weights with a tokenizer of whole words."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
-
-    folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(7)
-    config = BertConfig(
-        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.5, **more,
-    )  # fmt: skip
-    (BertForSequenceClassification if head else BertModel)(config).save_pretrained(folder)
-    return folder
-
-
-def load(folder: Path, **options: Any) -> Any:
-    """What a library does."""
-    recipe = encoder(folder, **options)
-    try:
-        ambient.enter_library(device="cpu")
-        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
-    finally:
-        ambient.leave_library()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "small")
+    return write_tiny_encoder(tmp_path_factory.mktemp("models") / "small", words=WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +95,8 @@ def test_calls_of_several_slots_get_what_is_theirs(folder: Path, model: Any) -> 
             assert all(same([row], expected[text][None]) for text, row in zip(texts, found, strict=True))
 
 
-def test_a_folder_of_sentence_transformers_says_its_pooling_and_its_length(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "sentences")
+def test_a_sentence_folder_says_its_pooling_and_length(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
     (folder / "1_Pooling").mkdir()
     settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
@@ -160,16 +135,13 @@ def test_what_a_folder_says_of_sentences(files: dict[str, str], expected: Senten
     assert sentence_facts(files.get) == expected
 
 
-def test_a_pooling_that_is_not_computed_here_is_refused_unless_one_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "sentences")
+def test_an_unsupported_pooling_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     model = load(folder)
     with pytest.raises(ValueError, match=r"sentences wants another embedding: its modules\.json lists Dense"):
         model.embed(TEXTS)
     assert same(model.embed(TEXTS, pooling="mean"), by_hand(folder, TEXTS))
-
-
-# ---- classes
 
 
 def scores_by_hand(folder: Path, *texts: str) -> Any:
@@ -187,7 +159,9 @@ NAMES = {0: "true", 1: "false", 2: "neither"}
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "judge", head=True, id2label=NAMES, label2id={})
+    return write_tiny_encoder(
+        tmp_path_factory.mktemp("models") / "judge", words=WORDS, head=True, id2label=NAMES, label2id={}
+    )
 
 
 def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path) -> None:
@@ -213,10 +187,10 @@ def test_a_pair_of_texts_is_read_as_one(judge: Path) -> None:
 @pytest.mark.parametrize(
     ("problem", "labels"), [("multi_label_classification", 3), ("regression", 3), ("", 1)], ids=str
 )
-def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(
-    tmp_path: Path, problem: str, labels: int
-) -> None:
-    folder = write_model(tmp_path / "several", head=True, num_labels=labels, problem_type=problem or None)
+def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, problem, labels):
+    folder = write_tiny_encoder(
+        tmp_path / "several", words=WORDS, head=True, num_labels=labels, problem_type=problem or None
+    )
     (found,) = load(folder).classify([TEXTS[0]])
     scores = scores_by_hand(folder, TEXTS[0])
     expected = scores if problem == "regression" else scores.sigmoid()
@@ -225,9 +199,6 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(
 
 def test_a_model_that_classifies_embeds_too(judge: Path) -> None:
     assert same(load(judge).embed(TEXTS), by_hand(judge, TEXTS))
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

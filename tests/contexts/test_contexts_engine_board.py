@@ -14,8 +14,15 @@ import pytest
 from memoryless_engine import MemorylessEngine
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.device_turns import EngineWork, offer_turns
-from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineWork,
+    Finish,
+    GenerationRequest,
+    NewToken,
+    Sampling,
+    offer_turns,
+)
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -150,7 +157,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     assert engine.stopped
 
 
-def test_an_engine_hands_its_devices_on_before_it_writes_what_it_has_to_do() -> None:
+def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
     done = list[str]()
 
     class NotedTurns:

@@ -158,9 +158,7 @@ def test_a_job_that_waits_does_not_run_when_its_call_stops(engine: CountingEngin
     assert ran == []
 
 
-def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(
-    engine: CountingEngine, thread: EngineThread
-) -> None:
+def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(engine, thread):
     engine.gate.clear()
     generations = [thread.submit((n,), Sampling(max_new_tokens=2)) for n in (1, 2)]
     engine.broken = RuntimeError("CUDA error: unspecified launch failure")
@@ -255,7 +253,7 @@ def test_a_request_that_fails_by_itself_costs_no_other(engine: CountingEngine, t
     assert [token.token for token in good.tokens()] == [5, 6]
 
 
-def test_who_holds_the_model_runs_jobs_in_place_and_is_told_what_cannot_be(thread: EngineThread) -> None:
+def test_the_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
     with thread.alone():
         assert thread.run(threading.current_thread) is threading.current_thread()
         with pytest.raises(StokerError, match="holds the model for itself"):
@@ -265,9 +263,7 @@ def test_who_holds_the_model_runs_jobs_in_place_and_is_told_what_cannot_be(threa
     assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
 
 
-def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(
-    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(thread, monkeypatch):
     class Interrupted:
         def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt
@@ -324,7 +320,7 @@ begun.wait(30)
 """
 
 
-def test_a_program_ends_when_an_engine_that_it_dropped_has_freed_its_model() -> None:
+def test_a_program_ends_after_a_dropped_engine_freed_its_model() -> None:
     """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     said = subprocess.run(

@@ -11,7 +11,7 @@ from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
 
 torch, transformers, forward, choosing, decoder_module, written = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
     "stoker.contexts.inference.decoder", "stoker.contexts.inference.adapter",
 )  # fmt: skip
 
@@ -48,7 +48,7 @@ class OwnDriver(EngineDriver):
         self.model = make_model(kind)
         texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
         runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine, _ = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
+        engine = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
@@ -72,10 +72,7 @@ class TestOwnEngines(EngineContract):
         return OwnDriver(request.param)
 
 
-# ---- the continuous engine alone
-
-
-def test_requests_that_outgrow_the_memory_are_read_again_and_write_the_same() -> None:
+def test_requests_that_outgrow_the_memory_write_the_same() -> None:
     driver = OwnDriver("llama", cache_bytes=250_000)  # 384 bytes a token: six of the smallest rows, or one of 512
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
@@ -131,7 +128,7 @@ def test_what_a_request_leaves_in_its_row_reaches_no_other() -> None:
     assert driver.tokens(PROMPTS[0], max_new_tokens=6) == expected
 
 
-def test_memory_that_ends_while_a_batch_grows_costs_the_requests_of_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_ends_in_a_step_costs_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = OwnDriver("llama")
     expected = driver.own_tokens(PROMPTS[0], most=5)
     plain, layers = torch.empty, iter(range(100))
@@ -189,9 +186,7 @@ def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ],
 )
-def test_what_the_lean_decoder_does_not_compute_is_left_to_the_models_own_modules(
-    change: dict[str, Any], says: str
-) -> None:
+def test_unsupported_models_are_left_to_their_own_modules(change, says):
     kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
     decoder, why = decoder_module.decoder_of(
         transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()

@@ -202,7 +202,7 @@ print(type(error).__name__, error)
     )
 
 
-def test_members_of_a_group_come_back_as_exceptions_do_that_come_alone() -> None:
+def test_members_of_a_group_come_back_as_exceptions() -> None:
     inner = ExceptionGroup("inner", [KeywordOnly(code=3), ValueError("plain")])
     whole = ExceptionGroup("outer", [TwoArguments(7, "why"), inner])
     whole.good = "kept"  # type: ignore[attr-defined]

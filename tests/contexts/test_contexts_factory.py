@@ -42,7 +42,7 @@ def test_a_recipe_says_what_it_needs() -> None:
     assert recipe.name == f"full-{recipe.key[:4]}"
 
 
-def test_a_context_may_leave_its_number_of_calls_at_once_to_what_is_loaded() -> None:
+def test_slots_may_be_left_to_the_loaded_context() -> None:
     def load() -> int:
         return 1
 
@@ -105,9 +105,6 @@ def test_a_factory_travels() -> None:
     assert load_context(again("m"), {}) == "m"
 
 
-# ---- what a user gets wrong
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -147,9 +144,6 @@ def test_a_forgotten_call_is_told() -> None:
 def test_as_recipe_takes_recipes() -> None:
     recipe = plain("a")
     assert as_recipe(recipe) is recipe
-
-
-# ---- files
 
 
 def test_files_become_objects(tmp_path: Path) -> None:
@@ -208,9 +202,6 @@ def test_a_name_that_is_no_parameter() -> None:
 
     with pytest.raises(RecipeError, match="neither a parameter of loader"):
         loader("x")
-
-
-# ---- what pilots import ahead
 
 
 def test_preload_is_what_the_loader_imports() -> None:
@@ -277,7 +268,7 @@ def test_a_context_is_no_argument_of_another_one() -> None:
             outer(loaded=given)
 
 
-def test_an_empty_path_among_files_is_refused_and_is_not_the_folder_of_the_program() -> None:
+def test_an_empty_path_among_files_is_refused() -> None:
     @context(files=("path",))
     def model(path: str) -> str:
         return path

@@ -40,7 +40,7 @@ def test_folder_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     assert program_folder(tmp_path / "gone") is None
 
 
-def test_equal_inode_on_a_local_disk_of_another_machine_proves_nothing() -> None:
+def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
     """Nodes that were installed from one image have the same inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))

@@ -58,7 +58,7 @@ def test_results_come_in_order_and_little_is_padded(rows: list[int], batch_size:
     assert all(max(batch) <= 2 * min(batch) + 16 for batch in engine.batches)
 
 
-def test_rows_of_callers_that_wait_are_one_batch_and_the_callers_get_their_own(pool: ThreadPoolExecutor) -> None:
+def test_rows_of_waiting_callers_are_one_batch(pool: ThreadPoolExecutor) -> None:
     engine = Engine(is_open=False)
     first = pool.submit(engine.joined.run, "k", [50], batch_size=8)
     assert engine.entered.wait(WAIT_S)

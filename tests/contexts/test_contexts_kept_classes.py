@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from stoker.contexts import ambient, payloads
-from stoker.contexts.code_payloads import dumps_code
+from stoker.contexts.payloads import dumps_code
 
 _LIBRARY = """
 import sys
 from stoker.contexts import ambient, payloads
-from stoker.contexts.code_payloads import loads_code
+from stoker.contexts.payloads import loads_code
 function, pack = loads_code(sys.stdin.buffer.read())[0]
 try:
     result = function()
@@ -83,7 +83,7 @@ def train() -> Config:
     return Config()
 
 
-def test_a_result_leaves_the_attributes_and_methods_of_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_leaves_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     data = of_a_library(train)
     method = Config.level
     Config.rate, Config.made = 0.5, 7
@@ -187,7 +187,7 @@ def with_and_without_text(file: Path) -> tuple[bytes, bytes]:
     return both
 
 
-def test_a_class_that_could_not_be_rebuilt_at_first_is_complete_the_next_time(tmp_path: Path) -> None:
+def test_a_class_that_failed_to_rebuild_is_complete_next_time(tmp_path: Path) -> None:
     data, _ = with_and_without_text(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         payloads.loads(data, keep_classes=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_profile, lengths_that_pay
-from stoker.contexts.length_profiles import LengthTime, usual_lengths
+from stoker.contexts.length_profiles import LEAST_GAIN, LengthProfile, LengthTime, choose_lengths, usual_lengths
 from stoker.errors import RecipeError
 
 profiling = lazily("stoker.contexts.encoding", needs="torch transformers")
@@ -40,9 +42,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-# ---- lengths
-
-
 @pytest.mark.parametrize(
     ("longest", "step", "expected"),
     [
@@ -57,7 +56,7 @@ def test_lengths_are_multiples_of_a_step_and_the_longest(longest: int, step: int
     assert usual_lengths(longest, step=step) == expected
 
 
-def test_a_model_of_long_texts_has_no_more_lengths_than_one_of_short_ones() -> None:
+def test_a_model_of_long_texts_has_no_more_lengths() -> None:
     assert len(usual_lengths(512)) == 32
     assert len(usual_lengths(8192)) == 32
     assert len(usual_lengths(8194)) <= 33
@@ -81,9 +80,6 @@ def test_texts_that_are_expected_decide() -> None:
 def test_texts_of_which_none_is_short_enough_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"every expected text has more tokens than the longest .* measured, 256"):
         lengths_that_pay(profile(stairs), [257, 1000])
-
-
-# ---- files
 
 
 def test_what_was_measured_is_found_by_the_model_and_its_options(folder: Path, state: Path) -> None:
@@ -120,9 +116,7 @@ def test_the_last_profile_counts_whatever_the_device(folder: Path) -> None:
         lambda text: b"[1, 2]",
     ],
 )
-def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(
-    folder: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, caplog):
     file = keep_encoder_profile(folder, profile(stairs))
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
@@ -139,9 +133,6 @@ def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(
 def test_a_model_that_is_not_there_has_no_profile(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="there is no model at"):
         kept_encoder_profile(tmp_path / "nowhere")
-
-
-# ---- measuring
 
 
 class Stairs:
@@ -202,3 +193,48 @@ def test_a_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) 
 def test_lengths_that_cannot_be_measured_are_refused(lengths: tuple[int, ...], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         profiling.profile_lengths(Stairs(), lengths)
+
+
+def lengths(seconds: Callable[[int], float], *, step: int = 16, longest: int = 512) -> list[LengthProfile]:
+    return [LengthProfile(tokens, seconds(tokens)) for tokens in range(step, longest + 1, step)]
+
+
+def test_where_latency_rises_steadily_there_are_no_more_than_pay() -> None:
+    found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
+    assert 3 <= len(found.tokens) < 32
+    assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
+
+
+def test_a_slower_shorter_runtime_is_not_chosen() -> None:
+    noisy = [LengthProfile(64, 0.009), LengthProfile(128, 0.002), LengthProfile(256, 0.004)]
+    assert choose_lengths(noisy).tokens == (128, 256)
+
+
+def test_no_choice_of_as_many_lengths_is_better() -> None:
+    chance = random.Random(3)
+    for _ in range(40):
+        times = sorted(chance.uniform(0.001, 0.02) for _ in range(7))
+        given = [LengthProfile(32 * (n + 1), seconds, chance.random()) for n, seconds in enumerate(times)]
+        found = choose_lengths(given)
+        texts = sum(each.texts for each in given)
+
+        def mean_s(chosen: tuple[int, ...], given: list[LengthProfile] = given, texts: float = texts) -> float:
+            by_length = {each.tokens: each.seconds for each in given}
+            padded = (min(length for length in chosen if length >= each.tokens) for each in given)
+            return sum(each.texts * by_length[length] for each, length in zip(given, padded, strict=True)) / texts
+
+        def best_of(count: int, given: list[LengthProfile] = given) -> float:
+            lengths = [each.tokens for each in given]
+            ways = (way for way in itertools.combinations(lengths, count) if way[-1] == lengths[-1])
+            return min(map(mean_s, ways))
+
+        assert found.mean_s == pytest.approx(mean_s(found.tokens))
+        assert found.mean_s == pytest.approx(best_of(len(found.tokens)))
+        if len(found.tokens) < 7:
+            assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
+
+
+def test_a_profile_that_says_nothing_is_refused() -> None:
+    for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
+        with pytest.raises(ValueError, match=r"rise|expected"):
+            choose_lengths(bad)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
+import sys
 from pathlib import Path
 
 import pytest
+from lazily import lazily
 from tiny_model import write_tiny_model
 
 from stoker.contexts.causal_lm import causal_lm
 from stoker.contexts.model_source import with_cache
 from stoker.contexts.recipe import Needs
+from stoker.errors import StokerError
 
 CONFIG = {
     "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64,
@@ -33,9 +38,7 @@ CONFIG = {
         ({"max_position_embeddings": None}, Needs(), "auto", (0, 0)),
     ],
 )
-def test_a_token_takes_its_keys_and_values_in_all_layers(
-    tmp_path: Path, more: dict[str, object], needs: Needs, dtype: str, found: tuple[int, int]
-) -> None:
+def test_a_token_takes_its_keys_and_values_in_all_layers(tmp_path, more, needs, dtype, found):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **more}))
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
     made = with_cache(needs, str(tmp_path), dtype=dtype)
@@ -55,7 +58,39 @@ def test_the_recipe_of_a_language_model_says_it(tmp_path: Path) -> None:
     assert (needs.token_bytes, needs.cache_tokens) == (2 * 6 * 64 * 4, 2048)
 
 
-def test_a_configuration_that_is_no_object_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[]")
-    needs = Needs(kinds=("NVIDIA A10",))
-    assert with_cache(needs, str(tmp_path), dtype="auto") == needs
+loading = lazily("stoker.contexts.language_model", needs="torch transformers")
+ABSENT = importlib.util.find_spec("vllm") is None
+
+
+@pytest.mark.skipif(not ABSENT, reason="vLLM is installed here")
+def test_missing_vllm_says_what_to_install() -> None:
+    with pytest.raises(StokerError, match=r"vLLM is not installed here; pip install 'stoker\[vllm\]'"):
+        loading.load_model("models/mine", engine="vllm")
+    assert loading.why_vllm("auto", device="cuda:0") == ""
+
+
+def test_no_other_engine_asks_for_vllm() -> None:
+    for engine in ("transformers", "continuous", "static"):
+        assert loading.why_vllm(engine, device="cuda:0") == ""
+    assert loading.why_vllm("auto", device="cpu") == ""
+
+
+def test_vllm_that_is_broken_is_told_of_and_auto_goes_on(tmp_path, monkeypatch, caplog):
+    (tmp_path / "vllm.py").write_text("raise OSError('libcuda.so.1: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    with pytest.raises(StokerError, match=r"does not import \(libcuda.so.1: cannot open\)"):
+        loading.why_vllm("vllm", device="cuda:0")
+    with caplog.at_level(logging.WARNING):
+        assert loading.why_vllm("auto", device="cuda:0") == ""
+    assert "libcuda.so.1" in caplog.text
+
+
+def test_vllm_that_imports_is_taken_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    assert "GPU" in loading.why_vllm("auto", device="cuda:0")
+    assert loading.why_vllm("auto", device="cpu") == ""
+    assert loading.why_vllm("vllm", device="cpu") == "it was asked for"
+    sys.modules.pop("vllm", None)

@@ -44,9 +44,7 @@ def build(folder: Path, content: Tree) -> Path:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree, tree)
-def test_folders_are_named_alike_only_if_they_are(
-    tmp_path_factory: pytest.TempPathFactory, one: Tree, other: Tree
-) -> None:
+def test_folders_are_named_alike_only_if_they_are(tmp_path_factory, one, other):
     folder = tmp_path_factory.mktemp("t")
     first, second = object_of(build(folder / "1", one)), object_of(build(folder / "2", other))
     assert (first.name == second.name) == (one == other)
@@ -153,9 +151,6 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         object_of(odd)
 
 
-# ---- remembered digests
-
-
 def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.contexts import objects
 
@@ -188,9 +183,6 @@ def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
     memo.write_bytes(b"this is no database, and long enough to be taken for one" * 50)
     ref = object_of(file, memo=memo)
     assert object_of(file, memo=tmp_path / "f" / "not-a-folder" / "memo") == ref
-
-
-# ---- manifests of objects
 
 
 def test_a_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.contexts import open_handles, payloads
+from stoker.contexts import by_value, payloads
 from stoker.errors import RecipeError, SerializationError
 
 
@@ -219,7 +219,7 @@ class Workspace:
 
 
 def test_object_with_a_finalizer_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    open_handles._told.discard("Workspace")
+    by_value._told.discard("Workspace")
     with caplog.at_level(logging.WARNING, logger="stoker.captured"):
         payloads.dumps([Workspace()])
         payloads.dumps([Workspace()])

@@ -31,9 +31,6 @@ from stoker.contexts import payloads
 from stoker.contexts.factory import recipe_of
 from stoker.errors import RecipeError, SerializationError
 
-# ---- test contexts payloads
-
-
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
 atoms = st.none() | st.booleans() | numbers | st.text() | st.binary()
 values = st.recursive(
@@ -137,9 +134,6 @@ def test_strange_bytes_are_an_error() -> None:
             payloads.loads(data)
 
 
-# ---- what can't be pickled
-
-
 class Holder:
     def __init__(self) -> None:
         self.name = "h"
@@ -183,8 +177,6 @@ def test_endless_nesting_is_an_error() -> None:
     with pytest.raises(SerializationError):
         payloads.dumps(value)
 
-
-# ---- code of the user's own
 
 _USERS_MODULE = """
 import dataclasses
@@ -391,15 +383,14 @@ def test_exit_of_a_results_class_is_an_unpickling_error() -> None:
     assert not payloads.is_interrupt(caught.value)
 
 
-# ---- test contexts by value
-
-
 _FOLDER = Path(__file__).parent
 _IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewhere.outcomes(vars({module}))))"
 _NAMES = [
     (module, name)
     for module in ("objects_that_travel", "classes_that_travel", "wrappers_that_travel")
-    for name in re.findall(r"^ *def ((?:use|make|refuse)_\w+)", (_FOLDER / f"{module}.py").read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^ *(?:def )?((?:use|make|refuse)_\w+)\b", (_FOLDER / f"{module}.py").read_text(), re.MULTILINE
+    )
 ]
 
 

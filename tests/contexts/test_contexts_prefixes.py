@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.contexts.prefixes import SHORTEST, PrefixCache, common_length
+from stoker.contexts.forward import SHORTEST, PrefixCache, common_length
 
 Ids = tuple[int, ...]
 A = tuple(range(100, 140))  # two templates that share 10 tokens

@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_told() -> None:
         reading.mean_hidden(model, "a text", most_tokens=8)
 
 
-def test_a_text_longer_than_the_context_window_is_read_as_far_as_asked() -> None:
+def test_a_text_longer_than_the_context_window_is_cut() -> None:
     model = engine("llama")
     long = "abcdefgh" * 10_000
     assert np.allclose(

@@ -184,9 +184,7 @@ def test_other_content_other_snapshot(tmp_path: Path, loads: list[str]) -> None:
     assert "just made" in through(source)
 
 
-def test_no_place_for_a_snapshot_costs_only_time(
-    tmp_path: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_place_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, caplog):
     source = tmp_path / "m.gguf"
     source.write_bytes(b"gguf")
     (tmp_path / "file").write_text("")

@@ -19,6 +19,7 @@ from stoker.contexts.step_times import (
     StepError,
     StepModel,
     StepSample,
+    StepSeconds,
     StepTable,
     StepTimes,
     attended,
@@ -50,7 +51,7 @@ def test_prefill_of_whole_prompts_is_slinfers_line() -> None:
     assert model.prompt_s(24) == pytest.approx(0.09)
 
 
-def test_a_part_of_a_long_prompt_takes_longer_behind_what_was_read_before() -> None:
+def test_a_part_of_a_prompt_takes_longer_behind_others() -> None:
     def read_s(tokens: float, length: float) -> float:
         return 0.005 + 0.001 * tokens + 1e-6 * tokens * length
 
@@ -71,7 +72,7 @@ def test_a_stage_that_was_never_measured_is_not_guessed() -> None:
         model.step_s(prefill=True, tokens=1, length=1)
 
 
-def test_one_sample_is_enough_for_an_answer_and_more_tokens_take_longer() -> None:
+def test_one_sample_is_enough_for_an_answer() -> None:
     table = StepTable([StepCell(4, 64, 0.1)])
     assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
     assert table.seconds(8, 64) == pytest.approx(0.2)
@@ -105,9 +106,7 @@ def test_between_rising_samples_the_answer_rises(steps: list[float], one: float,
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=60),
     st.floats(0, 1e7), st.floats(0, 1e7),
 )  # fmt: skip
-def test_whatever_was_measured_the_answer_is_a_number_and_not_below_zero(
-    samples: list[tuple[float, float, float]], tokens: float, length: float
-) -> None:
+def test_the_answer_is_never_below_zero(samples, tokens, length):
     table = StepTable()
     for sample in samples:
         table.add(*sample)
@@ -153,9 +152,6 @@ def test_a_row_counts_as_long_as_the_longest_of_its_size() -> None:
     assert padded_length([]) == 0
 
 
-# ---- as calls run
-
-
 def test_steps_are_collected_as_calls_run() -> None:
     collector = StepCollector()
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
@@ -181,9 +177,6 @@ def test_a_profile_is_taken_at_once() -> None:
     assert not collector.urgent
 
 
-# ---- kept
-
-
 def test_what_is_kept_is_what_was_measured_and_two_sessions_add_up(tmp_path: Path) -> None:
     times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
     for number in (1, 2):
@@ -207,3 +200,49 @@ def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
     assert again.step_times("llm")["cpu"].samples == len(GRID)
     assert again.step_times("other") == {}
     again.close()
+
+
+ANY_GRID = st.builds(
+    lambda rows, lengths, seconds: tuple(
+        StepCell(row, length, seconds[(i * 7 + j) % len(seconds)])
+        for i, row in enumerate(sorted(rows))
+        for j, length in enumerate(sorted(lengths))
+    ),
+    st.sets(st.sampled_from([1, 2, 4, 8, 16]), min_size=1),
+    st.sets(st.sampled_from([16, 128, 512, 2048]), min_size=1),
+    st.lists(st.floats(0.001, 1.0), min_size=7, max_size=20),
+)
+ANYWHERE = st.lists(
+    st.builds(StepCell, st.floats(1, 40), st.floats(1, 4000), st.floats(0.001, 1.0)), min_size=1, max_size=12
+).map(tuple)
+PROMPT = (StepCell(8, 4, 0.01),)
+
+
+@given(st.one_of(ANY_GRID, ANYWHERE), st.integers(1, 40), st.floats(1, 3000), st.integers(1, 300))
+def test_steps_in_a_row_take_what_each_takes(cells: tuple[StepCell, ...], rows: int, length: float, count: int) -> None:
+    times = StepTimes(PROMPT, cells)
+    found = StepSeconds(times, factor=2.0).decode_s(rows, length, count=count)
+    model = StepModel(times)
+    expected = [2.0 * model.step_s(prefill=False, tokens=rows, length=length + number) for number in range(count)]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_table_without_steps_says_so() -> None:
+    with pytest.raises(LookupError):
+        StepSeconds(StepTimes(PROMPT)).decode_s(1, 1.0)
+    with pytest.raises(LookupError):
+        StepSeconds(StepTimes()).prefill_s(1, 1.0)
+    with pytest.raises(LookupError):
+        StepTable().floor(length=1.0, most=8)
+
+
+@given(
+    st.one_of(ANY_GRID, ANYWHERE), st.integers(1, 64), st.floats(1, 100), st.floats(0, 8000), st.floats(0, 1)
+)  # fmt: skip
+def test_no_step_takes_less_than_the_floor(cells, most, length, more, share):
+    table, tokens = StepTable(cells), 1 + round(share * (most - 1))
+    step_s, token_s = table.floor(length=length, most=most)
+    seconds = table.seconds(tokens, length + more)
+    assert seconds >= step_s * (1 - 1e-9)
+    assert seconds >= tokens * token_s * (1 - 1e-9)
+    assert step_s > 0 or len(cells) > 0

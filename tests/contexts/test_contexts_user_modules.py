@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import carried_modules, payloads, user_code, user_modules
-from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
-from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
+from stoker.contexts import payloads, user_code, user_modules
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import modules_of
+from stoker.contexts.payloads import dumps_arguments, dumps_code, loads_code, names_carried
+from stoker.contexts.user_modules import NO_MODULES, CarriedModules
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -70,10 +70,10 @@ def own_modules() -> Iterator[None]:
         ):
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
-    carried_modules._imported_at.clear()
+    user_modules._imported_at.clear()
     user_modules._stamps.clear()
-    carried_modules.before_replacing = None
-    carried_modules._finder.clear()
+    user_modules.before_replacing = None
+    user_modules._finder.clear()
 
 
 def written(folder: Path, **changed: str) -> Path:
@@ -112,14 +112,12 @@ def opened(data: bytes) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("name", "value"), [("plain", "3"), ("below", "14"), ("taken", "7")])
-def test_a_function_brings_the_modules_that_it_imports_to_where_there_are_none(
-    name: str, value: str, tmp_path: Path
-) -> None:
+def test_a_function_brings_the_modules_that_it_imports(name, value, tmp_path):
     data = packed(written(tmp_path / "here"), name)
     assert not {"shapes", "corners", "nets"} & set(sys.modules)
     (tmp_path / "function").write_bytes(data)
     code = f"""
-        from stoker.contexts.code_payloads import loads_code
+        from stoker.contexts.payloads import loads_code
         function, _ = loads_code(open({str(tmp_path / "function")!r}, "rb").read())
         print(function())
     """
@@ -140,7 +138,7 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
         assert [function() for function in functions] == [3, 4, 14, 18, 7, 9]
 
 
-def test_a_module_that_reads_what_lies_beside_it_is_that_of_its_folder(tmp_path: Path) -> None:
+def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) -> None:
     """Fresh eyes found it: a copy of an experiment's folder got the module, and the context, of the first."""
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
@@ -161,7 +159,7 @@ def test_a_module_that_reads_what_lies_beside_it_is_that_of_its_folder(tmp_path:
     assert [function() for function in functions * 2] == ["a", "b"] * 2
 
 
-def test_a_file_that_was_edited_is_imported_anew_and_what_is_the_same_stays(tmp_path: Path) -> None:
+def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> None:
     folder = written(tmp_path)
     before = opened(packed(folder, "kind"))()
     written(folder, nets__deep__inner="# the width is that of the paper\n" + FILES["nets/deep/inner.py"])
@@ -226,7 +224,7 @@ def test_another_version_replaces_a_package_with_all_that_lies_below() -> None:
         sys.modules["cm_pack.beside"] = sys.modules["cm_pack"].beside = beside  # type: ignore[attr-defined]
 
 
-def test_a_module_that_puts_something_else_into_its_place_is_replaced_too() -> None:
+def test_a_module_that_replaces_itself_is_replaced_too() -> None:
     for word in ("ours", "theirs"):
         source = f"import sys\nclass Lazy:\n    word = {word!r}\nsys.modules[__name__] = Lazy()\n"
         brought(word, cm_lazy=source).enter()
@@ -241,9 +239,9 @@ def test_a_module_that_was_found_elsewhere_is_dropped() -> None:
 
 def test_the_library_is_asked_before_a_version_is_replaced() -> None:
     asked: list[str] = []
-    carried_modules.before_replacing = lambda: asked.append("asked")
+    user_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
-    before = carried_modules.count_replaced()
+    before = user_modules.count_replaced()
     for modules in (versions[0], versions[0]):
         modules.enter()
         imported("cm_plain")
@@ -254,11 +252,11 @@ def test_the_library_is_asked_before_a_version_is_replaced() -> None:
     assert len(asked) == 1
     versions[2].enter()
     assert len(asked) == 2
-    assert carried_modules.count_replaced() == before + 1
+    assert user_modules.count_replaced() == before + 1
 
 
 def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
-    carried_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
+    user_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
     ours, others = brought("1", cm_pack__part="", cm_plain="", cm_pack=""), brought("2", cm_other="")
     ours.enter()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
@@ -274,8 +272,8 @@ def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
         imported("cm_other")
 
 
-def test_the_contexts_module_returns_as_the_same_object_and_ends_no_library() -> None:
-    carried_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
+def test_the_contexts_module_returns_as_the_same_object() -> None:
+    user_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
     brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_for_good()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
     for _ in range(2):
@@ -304,7 +302,7 @@ class Model:
 """
 
 
-def test_arguments_bring_what_their_methods_import_until_the_function_does(tmp_path: Path) -> None:
+def test_arguments_bring_what_their_methods_import(tmp_path: Path) -> None:
     sys.path.insert(0, str(written(tmp_path)))
     program = types.ModuleType("program")
     sys.modules["program"] = program
@@ -329,7 +327,7 @@ def test_arguments_bring_what_their_methods_import_until_the_function_does(tmp_p
     assert call(payloads.loads(light)[0][0]) == 3
 
 
-def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path: Path) -> None:
+def test_a_contexts_modules_are_found_below_a_functions(tmp_path: Path) -> None:
     _, modules = loads_code(packed(written(tmp_path), "plain"))
     modules.enter_for_good()
     opened(packed(written(tmp_path), "below"))
@@ -338,9 +336,7 @@ def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path:
     assert importlib.import_module("corners").COUNT == 3
 
 
-def test_too_much_source_stays_here_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_much_source_stays_here_and_that_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
@@ -446,9 +442,6 @@ def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
     assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
 
 
-# ---- what pip has put into a folder of the search path
-
-
 TARGET = {
     "boxed/__init__.py": "def double(x):\n    return 2 * x\n",
     "single.py": "ONE = 1\n",
@@ -458,7 +451,7 @@ TARGET = {
 }
 
 
-def test_what_pip_has_put_elsewhere_is_installed_and_what_lies_beside_it_is_not(tmp_path: Path) -> None:
+def test_pip_install_target_counts_as_installed(tmp_path: Path) -> None:
     """An HPC user's `pip install --target` and PYTHONPATH: compiled packages cannot travel by value."""
     for name, text in TARGET.items():
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -176,9 +176,7 @@ class TestVLLM(EngineContract):
         assert not driver.engine._llm.has_unfinished_requests()
 
     @pytest.mark.parametrize("most", [1, 12])
-    def test_what_was_written_while_labels_were_scored_is_handed_on_unless_aborted(
-        self, driver: VLLMDriver, most: int
-    ) -> None:
+    def test_tokens_written_while_scoring_are_handed_on(self, driver, most):
         """Of a request that has ended meanwhile, too."""
         expected = driver.own_tokens(driver.prompts[0], most=most)
         for aborts in (False, True):

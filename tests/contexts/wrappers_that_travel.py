@@ -1,6 +1,6 @@
 """More objects that wrap others, and classes with slots, for test_contexts_payloads.py; see objects_that_travel.py."""
 
-# ruff: noqa: B019, B024
+# ruff: noqa: B019, B024, E731
 
 import abc
 import dataclasses
@@ -17,10 +17,6 @@ class A:
         return n if n < 2 else self.f(n - 1) + self.f(n - 2)
 
 
-def use_method_cache():
-    return A().f(30) == 832040
-
-
 class B:
     def __init__(s):
         s.f = functools.lru_cache(s._f)
@@ -30,28 +26,8 @@ class B:
 
 
 b = B()
-
-
-def use_bound_cache():
-    return b.f(1) == 2 and b.f.__wrapped__.__self__ is b
-
-
 p = functools.cache(functools.partial(pow, 2))
-
-
-def use_partial_cache():
-    return p(3) == 8
-
-
 lo = functools.cache(json.loads)
-
-
-def use_installed_cache():
-    return lo("3") == 3
-
-
-def use_installed():
-    return textwrap.dedent("  a") == "a"
 
 
 @functools.cache
@@ -68,17 +44,7 @@ def deco(f):
 
 
 kk = deco(k)
-
-
-def use_wrapped_cache():
-    return kk(3) == 3 and kk.__wrapped__ is k
-
-
 k.attr = 5
-
-
-def use_attr():
-    return k.attr == 5 and k.__name__ == "k" and k.cache_info().hits >= 0
 
 
 class Priv:
@@ -93,10 +59,6 @@ class Priv:
 pv = Priv()
 
 
-def use_priv():
-    return pv._Priv__x == 1 and pv.y == 2 and pv.z == 3 and Priv().y == 2
-
-
 class GS(typing.Generic[typing.TypeVar("Q")]):
     __slots__ = ("a",)
 
@@ -104,26 +66,14 @@ class GS(typing.Generic[typing.TypeVar("Q")]):
         s.a = a
 
 
-def use_gs():
-    return GS[int](3).a == 3
-
-
 class TN(tuple):
     __slots__ = ()
-
-
-def use_tn():
-    return TN((1, 2)) == (1, 2)
 
 
 class PS(typing.Protocol):
     __slots__ = ()
 
     def f(self): ...
-
-
-def use_ps():
-    return True
 
 
 class NTM(typing.NamedTuple):
@@ -137,16 +87,8 @@ class NTS(NTM):
     __slots__ = ()
 
 
-def use_ntm():
-    return NTM(2).dbl() == 4 and NTS(2).dbl() == 4
-
-
 class NTG(typing.NamedTuple, typing.Generic[typing.TypeVar("Z")]):
     a: int
-
-
-def use_ntg():
-    return NTG(3).a == 3
 
 
 @dataclasses.dataclass(slots=True, weakref_slot=True)
@@ -155,17 +97,9 @@ class DW:
     b: list = dataclasses.field(default_factory=list)
 
 
-def use_dw():
-    return DW() == DW(3, [])
-
-
 @dataclasses.dataclass(slots=True)
 class DInh(DW):
     c: int = 4
-
-
-def use_dinh():
-    return DInh(c=5).c == 5 and DInh().a == 3
 
 
 def counter():
@@ -204,10 +138,6 @@ def rec():
 even = rec()
 
 
-def use_rec():
-    return even(10)
-
-
 def empty():
     def f():
         return later()
@@ -237,17 +167,9 @@ class WithReg(abc.ABC):
 WithReg.register(dict)
 
 
-def use_reg():
-    return issubclass(dict, WithReg)
-
-
 class Sup(A):
     def f(self, n):
         return super().f(n) + 1
-
-
-def use_sup():
-    return Sup().f(1) == 2
 
 
 class Named(enum.Enum):
@@ -262,16 +184,8 @@ class Named(enum.Enum):
         return cls.A
 
 
-def use_named():
-    return Named.A.cp == 7 and Named.get() is Named.A
-
-
 class EFn(enum.Enum):
     ADD = functools.partial(lambda a: a + 1)
-
-
-def use_efn():
-    return EFn.ADD.value(1) == 2
 
 
 class Dcls:
@@ -285,10 +199,6 @@ class Dcls:
         return "i"
 
 
-def use_dcls():
-    return Dcls.s("") == "a"
-
-
 _MISS = object()
 
 
@@ -300,8 +210,28 @@ class Holder:
     M = _MISS
 
 
-def use_miss():
-    return dflt() and Holder.M is _MISS
+use_method_cache = lambda: A().f(30) == 832040
+use_bound_cache = lambda: b.f(1) == 2 and b.f.__wrapped__.__self__ is b
+use_partial_cache = lambda: p(3) == 8
+use_installed_cache = lambda: lo("3") == 3
+use_installed = lambda: textwrap.dedent("  a") == "a"
+use_wrapped_cache = lambda: kk(3) == 3 and kk.__wrapped__ is k
+use_attr = lambda: k.attr == 5 and k.__name__ == "k" and k.cache_info().hits >= 0
+use_priv = lambda: pv._Priv__x == 1 and pv.y == 2 and pv.z == 3 and Priv().y == 2
+use_gs = lambda: GS[int](3).a == 3
+use_tn = lambda: TN((1, 2)) == (1, 2)
+use_ps = lambda: True
+use_ntm = lambda: NTM(2).dbl() == 4 and NTS(2).dbl() == 4
+use_ntg = lambda: NTG(3).a == 3
+use_dw = lambda: DW() == DW(3, [])
+use_dinh = lambda: DInh(c=5).c == 5 and DInh().a == 3
+use_rec = lambda: even(10)
+use_reg = lambda: issubclass(dict, WithReg)
+use_sup = lambda: Sup().f(1) == 2
+use_named = lambda: Named.A.cp == 7 and Named.get() is Named.A
+use_efn = lambda: EFn.ADD.value(1) == 2
+use_dcls = lambda: Dcls.s("") == "a"
+use_miss = lambda: dflt() and Holder.M is _MISS
 
 
 if __name__ == "__main__":

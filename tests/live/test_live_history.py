@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from live.peers import Manager, Peers, until, welcomed
 
-from stoker.contexts.measurements import Availability
+from stoker.contexts.performance import Availability
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from core.pilot_shell import GIB, CoreShell
 
-from stoker.contexts.device_turns import EngineWork
-from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.inference.adapter import EngineLoad, EngineWork
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.core.nouns import Context

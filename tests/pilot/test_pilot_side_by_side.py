@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.loading import load_context
+from stoker.contexts.payloads import dumps_arguments, dumps_code
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
@@ -248,7 +248,7 @@ def test_function_with_another_version_than_its_context_runs_alone(folder: Path)
     (folder / "sbs_util.py").write_text("WHOSE = 'context'\n")
     made = recipe()
     made = type(made)(key=made.key, name=made.name, loader=dumps_code((load, (), {}), what="loader"))
-    from stoker.contexts import carried_modules
+    from stoker.contexts import user_modules
 
     try:
         load_context(made, {})
@@ -263,5 +263,5 @@ def test_function_with_another_version_than_its_context_runs_alone(folder: Path)
         assert slots.take(queue, 0) is not None
         assert slots.take(queue, 1) is None
     finally:
-        carried_modules._finder.clear()
+        user_modules._finder.clear()
         sys.modules.pop("sbs_util", None)

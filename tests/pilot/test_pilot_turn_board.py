@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 from polling import PATIENCE_S
 
-from stoker.contexts.device_turns import EngineWork, work_of
-from stoker.contexts.inference.adapter import GenerationRequest
+from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, work_of
 from stoker.contexts.inference.engine_thread import Generation
 from stoker.pilot.library import library_turns
 from stoker.pilot.library.library_turns import (

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
-from stoker.contexts.measurements import Availability, DeviceSet, Stay, Wait
-from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, Stay, Wait
 from stoker.errors import SessionError
 from stoker.manager.cli.plan import render
 from stoker.manager.study.evidence import Evidence, MeasuredTime, Sureness, Work, gather
@@ -226,7 +225,7 @@ def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: Performa
 
 
 def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None:
-    from stoker.contexts.measurements import PilotCount
+    from stoker.contexts.performance import PilotCount
 
     measure(store)
     seen = Availability("pool", waits=(Wait(1.0, 1.0, A10),) * 12, counts=(PilotCount(1.0, "s", 2),))

@@ -1,0 +1,181 @@
+"""Attention, products and draws of tokens give the same whichever way computes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from lazily import lazily
+
+from stoker.contexts.inference.adapter import Sampling
+
+torch, kernels, static = lazily("torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.static")
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (8, 2), (5, 1)])
+@pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_all_ways_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
+    chance = torch.Generator().manual_seed(3)
+    dtype, rows, length, size = getattr(torch, precision), 6, 48, 16
+    q, held, values = (
+        torch.randn(shape, generator=chance).to(dtype)
+        for shape in ((rows, heads, size), (rows + 2, key_heads, 64, size), (rows + 2, key_heads, 64, size))
+    )
+    held, values = held[:rows, :, :length], values[:rows, :, :length]  # as rows of an array: not dense
+    seen = torch.arange(length)[None] <= torch.tensor([0, 3, 11, 20, 40, 47])[:, None]
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None, None]
+    one = kernels.shared_keys(q, held, values, mask)
+    for way in (kernels.as_products, kernels.grouped_queries):
+        other = way(q, held, values, mask)
+        assert one.shape == other.shape == (rows, heads * size)
+        assert (one.float() - other.float()).abs().max() < apart
+    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # rows differ, so the comparison can fail
+
+
+def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for tiles, half, expected in (
+        (True, True, kernels.shared_keys),
+        (False, True, kernels.as_products),
+        (False, False, kernels.grouped_queries),
+    ):
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
+        assert kernels.decode_attention(torch.float32, cpu) is kernels.as_products
+        assert kernels.decode_attention(torch.bfloat16, cpu) is expected
+        assert kernels.decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
+
+
+@pytest.mark.parametrize("vocabulary", [120, 257, 49152])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_likeliest_token_is_the_one_that_argmax_finds(vocabulary: int, precision: str) -> None:
+    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5)).to(getattr(torch, precision))
+    logits[2] = 0  # all equal: the first
+    logits[3, [7, vocabulary - 1]] = 50  # in two parts: the first of them
+    logits[4] = float("-inf")
+    logits[5, 11] = float("nan")
+    assert kernels.likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
+
+
+def layers_of(dtype: Any, *, bias: bool) -> list[Any]:
+    torch.manual_seed(5)
+    made = [torch.nn.Linear(48, width, bias=bias and width != 16) for width in (32, 16, 16)]
+    return [layer.to(dtype).requires_grad_(False) for layer in made]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 70])
+def test_a_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: bool) -> None:
+    layers = layers_of(torch.bfloat16, bias=bias)
+    wide = kernels.PackedLinear(layers, packs=torch.float32)
+    if not wide.packed_bytes:
+        pytest.skip("PyTorch was built without oneDNN")
+    x = torch.randn(rows, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
+    exact = torch.cat(
+        [x.double() @ one.weight.double().T + (0 if one.bias is None else one.bias.double()) for one in layers], dim=-1
+    )
+    with torch.inference_mode():
+        found = wide(x)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8  # half of the last place
+    assert wide.packed_bytes == 64 * 48 * 4
+
+
+def test_a_processor_without_half_precision_gets_a_wide_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for half, expected in ((True, (torch.bfloat16,)), (False, (torch.float32, torch.bfloat16))):
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
+        assert kernels.packed_dtypes(torch.bfloat16) == expected
+        assert kernels.packed_dtypes(torch.float32) == (torch.float32,)
+        assert kernels.packed_dtypes(torch.float16) == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "free", "expected"),
+    [
+        (0, 1 << 40, "float32"),
+        (0, 3_000, "bfloat16"),  # the host has room for twice the weights, and not for twice the wide copy
+        (0, 1_000, ""),
+        (564_003_000, 1 << 40, "float32"),
+        (564_002_900, 1 << 40, "bfloat16"),
+        (564_001_900, 1 << 40, ""),
+    ],
+)
+def test_a_copy_is_made_where_there_is_room(declared, free, expected, monkeypatch):
+    model = torch.nn.Linear(25, 20, bias=False).bfloat16()  # 1,000 bytes; a wide copy has 2,000
+    model.dtype = torch.bfloat16
+    monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
+    monkeypatch.setattr("stoker.contexts.ambient.device_memory_bytes", lambda: declared)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": free})())
+    found = static._packs(model)
+    assert found == (getattr(torch, expected) if expected else None)
+
+
+DRAWS = 4_000
+CHANCES = (0.05, 0.4, 0.0, 0.25, 0.3)
+
+
+def logits_of(*chances: float, rows: int = 1) -> Any:
+    return torch.tensor([chances] * rows).log()
+
+
+def shares(options: Sampling, logits: Any) -> list[float]:
+    """How often each token is drawn, in parts of all draws."""
+    draw = kernels.TokenDraw(options)
+    counts = Counter(kernels.take_tokens([draw], logits)[0] for _ in range(DRAWS))
+    return [counts[token] / DRAWS for token in range(logits.shape[-1])]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"temperature": 1.0}, CHANCES),
+        ({"temperature": 0.5}, [chance**2 / sum(one**2 for one in CHANCES) for chance in CHANCES]),
+        ({"temperature": 1.0, "top_p": 0.7}, (0, 4 / 7, 0, 0, 3 / 7)),  # the two likeliest make up 0.7
+        ({"temperature": 1.0, "top_p": 0.71}, (0, 8 / 19, 0, 5 / 19, 6 / 19)),
+        ({"temperature": 1.0, "top_p": 1e-9}, (0, 1, 0, 0, 0)),
+        ({"temperature": 1e-310}, (0, 1, 0, 0, 0)),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_their_chances_say(options: dict[str, float], expected: Any) -> None:
+    found = shares(Sampling(seed=(3, 1), **options), logits_of(*CHANCES).double())
+    assert found == pytest.approx(expected, abs=0.03)  # the deviation of a share is at most 0.008
+    assert all(share == 0 for share, chance in zip(found, expected, strict=True) if not chance)
+
+
+def test_a_token_is_the_first_whose_sum_exceeds_the_number() -> None:
+    numbers = torch.tensor([0.0, 0.0499, 0.0501, 0.44, 0.46, 0.9999999])
+    draws = torch.stack([torch.ones(6), torch.ones(6), numbers]).double()
+    logits = logits_of(*CHANCES, rows=6)
+    assert kernels.drawn_tokens(logits, draws, nucleus=False).tolist() == [0, 0, 1, 1, 3, 4]
+    assert kernels.drawn_tokens(logits, draws, nucleus=True).tolist() == [1, 1, 1, 4, 4, 0]
+
+
+def test_a_request_draws_the_same_tokens_in_every_batch() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    options = [
+        Sampling(temperature=1.0, seed=(5, 0)), Sampling(), Sampling(temperature=0.7, top_p=0.6, seed=(5, 1)),
+        Sampling(temperature=1.3, top_p=0.9, seed=(5, 2)), Sampling(temperature=2.0, seed=(5, 3)), Sampling(),
+    ]  # fmt: skip
+    together = [kernels.TokenDraw(one) for one in options]
+    found = [kernels.take_tokens(together, logits.roll(step, 1)) for step in range(5)]
+    for at, one in enumerate(options):
+        alone = kernels.TokenDraw(one)
+        assert [row[at] for row in found] == [
+            kernels.take_tokens([alone], logits[at : at + 1].roll(step, 1))[0] for step in range(5)
+        ]
+    other = kernels.TokenDraw(Sampling(temperature=1.0, seed=(6, 0)))
+    mine = kernels.TokenDraw(options[0])
+    assert [other.number() for _ in range(4)] != [mine.number() for _ in range(4)]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_cost_their_request_alone(wrong: float, top_p: float) -> None:
+    logits = logits_of(*CHANCES, rows=3)
+    logits[1, 2] = wrong
+    draws = [kernels.TokenDraw(Sampling(temperature=1.0, top_p=top_p, seed=(4, place))) for place in range(3)]
+    first, failed, last = kernels.take_tokens(draws, logits)
+    assert isinstance(failed, ValueError)
+    assert "not finite" in str(failed)
+    assert {first, last} <= {0, 1, 3, 4}
