@@ -19,7 +19,7 @@ from stoker.manager.cli import console
 from stoker.manager.live.session_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.workload import SweepCalls, Workload, contexts_named, contexts_of
+from stoker.manager.sim.workload import SweepCalls, contexts_named, contexts_of
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import (
     SPEED,

@@ -25,7 +25,8 @@ from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
 from stoker.contexts.function_code import Captured, SourceLines
-from stoker.contexts.payloads import dump_parts, dumps_arguments, dumps_code
+from stoker.contexts.payloads import dump_parts, dumps_arguments, dumps_code, names_carried
+from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
 from stoker.manager.executor.session_files import LargeArguments

@@ -21,8 +21,7 @@ import msgspec
 
 from stoker import connections
 from stoker.contexts.folders import state_folder
-from stoker.contexts.measurements import AvailabilityStore, DeviceSet
-from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.contexts.performance import AvailabilityStore, DeviceSet, Estimate, PerformanceStore
 from stoker.manager.core import events
 from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
 from stoker.protocol.session import SessionFolder

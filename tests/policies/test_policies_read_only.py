@@ -18,8 +18,8 @@ from stoker.manager.core import nouns, per_context, state
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import Action, Policies, View
-from stoker.manager.live import pickled
-from stoker.manager.live.own_policies import COMMON, SEAMS
+from stoker.manager.live import snapshot
+from stoker.manager.live.session_policies import COMMON, SEAMS
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
@@ -93,18 +93,18 @@ class _Watched:
         return lambda view, *rest: self._guard.ask(f"{self._seam}.{name}", found, view, *rest)
 
 
-class _Pickler(pickled._Pickler):
+class _Pickler(snapshot._Pickler):
     """Writes a queue as what waits in it: it forgets those that have left when it is next read."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):
-            return pickled.deque, ([obj.count, [call.id for call in obj], list(obj.apart)],)
+            return snapshot.deque, ([obj.count, [call.id for call in obj], list(obj.apart)],)
         return super().reducer_override(obj)
 
 
 def _content(view: state.State) -> bytes:
     file = io.BytesIO()
-    pickler = _Pickler(file, pickled._Allowed(()))
+    pickler = _Pickler(file, ())
     pickler.dump(view)
     written = 0
     while written < len(pickler.nouns):

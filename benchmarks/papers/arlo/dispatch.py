@@ -15,7 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.manager.policies.arlo.runtime_queues import THRESHOLD, RuntimeQueues
+from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
+from stoker.manager.policies.arlo.dispatch import THRESHOLD
 
 
 class Dispatcher(Protocol):

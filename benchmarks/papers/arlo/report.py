@@ -8,14 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.papers.arlo import measured, settings, summary, tables, workload
+from benchmarks.papers.arlo import measured, runtime_queues, settings, summary, tables, workload
 from benchmarks.papers.arlo.cases import ARLO, ST, Case
 from benchmarks.papers.arlo.dispatch import outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured, Records
 from benchmarks.papers.arlo.summary import MISSING, NAMED, PLAIN, Cells, late, latencies_of, mean_ms, of_latency, p98_ms
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
 from benchmarks.papers.common import filled, table
-from stoker.manager.policies.arlo import runtime_queues
 
 PAGE = Path(__file__).with_name("page.md")
 OVERHEAD_MS = 1000 * settings.OVERHEAD_S
