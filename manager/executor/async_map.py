@@ -37,7 +37,7 @@ def amap(
 ) -> AsyncResults:
     """Call `function` on every item; `async for` over the results as they arrive.
 
-    The options are those of `stoker.map`. `items` may also be an async iterable. Leaving the loop, or cancelling the
+    Takes the options of `stoker.map`. `items` may also be an async iterable. Leaving the loop, or cancelling the
     task that waits in it, cancels the calls that are left.
     """
     given: Iterable[Any]

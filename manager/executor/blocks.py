@@ -1,4 +1,4 @@
-"""An executor's blocks: which to drain, what their failures mean, how they end, and how they are reported."""
+"""An executor's blocks: draining, failures, ends and reports."""
 
 from __future__ import annotations
 

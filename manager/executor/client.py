@@ -55,7 +55,7 @@ SETTLE_LIMIT_S = 2.0
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method; only those with a time limit block.
+    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block.
 
     With `observer`, the client asks and never submits; the session does not depend on it.
     """

@@ -2,7 +2,7 @@
 
 The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
 restart it. The command that makes a session may be killed at any moment, and its manager starts nevertheless: so a
-session is known by its id before, and commands that look for a session wait for those that are starting.
+session is known by its id before, and commands that look for a session wait while it starts.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     """Start the manager of a session here, wait until it listens, and return its lease. Another process may start it at
     the same time: one of the two remains.
 
-    `waiting` gets a message if this takes long. `to_end`: start it to end the session, on any port if those of its site
+    `waiting` gets a message if this takes long. `to_end`: start it to end the session, on any port if its site's ports
     are taken. Raises SessionError.
     """
     launch = read_launch(folder)

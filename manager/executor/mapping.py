@@ -79,7 +79,7 @@ def map(
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option has no meaning here.
-        Exception: What a call raised, in place of its result.
+        Exception: The error of a call, in place of its result.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):

@@ -1,4 +1,4 @@
-"""A client's membership in a session: the manager's welcome, and what the client does while the manager is away.
+"""A client's membership in a session: the manager's welcome and absence.
 
 A manager that was restarted may listen at another address, so the client reads the session file every second. It also
 reads whether the session is over: it may never have been connected to the manager that ended it.

@@ -74,7 +74,7 @@ class Submission:
 
 
 class OpenCall(msgspec.Struct, gc=False, eq=False):
-    """A call that has not ended. A manager that loses its journal gets those that `is_sent` again."""
+    """A call that has not ended. A manager that loses its journal gets sent ones (`is_sent`) again."""
 
     submission: Submission
     spec: CallSpec
@@ -88,7 +88,7 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Calls whose results nobody reads: their files are removed. A call that is neither here nor in `calls` has
+        """Calls with unread results: their files are removed. A call that is neither here nor in `calls` has
         ended twice, and the file of its result may still be read."""
         self._has_gangs = False
         self._warned_of: set[str] = set()
@@ -112,7 +112,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Stop waiting for these calls, without a call of their waiters. Return those that had not ended."""
+        """Stop waiting for these calls, without a call of their waiters. Return the calls that had not ended."""
         gone = [call for call in calls if self._pop(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -189,7 +189,7 @@ class _OpenQuestion(msgspec.Struct, eq=False):
 
 
 class Questions:
-    """Open questions to the manager, which answers those of one kind in order. They are not journalled: after a
+    """Open questions to the manager, which answers each kind in order. They are not journalled: after a
     reconnection the client asks again. The caller holds the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Take results; return those that are new. If earlier results were lost with a connection, none are taken: the
+        """Take results; return the new ones. If earlier results were lost with a connection, none are taken: the
         next hello brings all of them again."""
         seen = self.received - results.first
         if seen < 0:

@@ -118,7 +118,7 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """A function's bytes, and those of before. `captured`: None if a captured object may change in place, so that the
+    """A function's bytes, and its earlier bytes. `captured`: None if a captured object may change in place, so that the
     function is pickled at each use."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:

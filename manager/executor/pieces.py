@@ -70,7 +70,7 @@ class PieceInbox:
 
     def add(self, message: Pieces) -> PiecesTaken | None:
         """Take pieces; return the acknowledgement to send now. Raises StreamDiffersError. The caller wakes tasks that
-        wait (`take_waiters`), those of many streams together."""
+        wait (`take_waiters`), of many streams together."""
         with self._changed:
             if self._is_over:
                 return None

@@ -39,7 +39,7 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         SessionError: No site is loaded.
         ConfigError: An option has no meaning here.
         StreamDiffersError: A second run yields other pieces.
-        Exception: What the call raised, behind the pieces before it.
+        Exception: The call's error, after the pieces before it.
     """
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
