@@ -1,4 +1,5 @@
-"""`docs/reproduction/arlo.md`: the paper's numbers beside ours, from the records alone. `page.md` has the words."""
+"""`docs/reproduction/arlo.md`: the paper's numbers beside ours, from the records alone. `page.template` has the
+words."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from benchmarks.papers.arlo.summary import MISSING, NAMED, PLAIN, Cells, late, l
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
 from benchmarks.papers.common import filled, table
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("page.template")
 OVERHEAD_MS = 1000 * settings.OVERHEAD_S
 
 

@@ -58,7 +58,7 @@ def quote(found: Found) -> str:
     return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{claims.together(found)}"
 
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("page.template")
 ROUNDED = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, paper.RUNS[0].batch))
 
 

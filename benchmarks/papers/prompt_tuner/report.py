@@ -16,7 +16,7 @@ from benchmarks.papers.prompt_tuner.report_sets import early, kept, sets_that_co
 from benchmarks.papers.prompt_tuner.scenarios import Reading
 from benchmarks.tables import head, paragraph, row
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 _NEAR_POINTS, _FEW = 1.0, 4
 """A reading that was tried in more than `_FEW` settings shows those within `_NEAR_POINTS` of its best one."""

@@ -1,4 +1,5 @@
-"""`docs/reproduction/slinfer.md`: the paper's numbers beside ours, from the records alone. `page.md` has the words."""
+"""`docs/reproduction/slinfer.md`: the paper's numbers beside ours, from the records alone. `page.template` has the
+words."""
 
 from __future__ import annotations
 
@@ -140,7 +141,7 @@ def _speed(of: Of) -> Verdict:
     )
 
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("page.template")
 
 
 def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("page.template")
 PREDICTING = {
     simulate.OURS: "shortest first, our error",
     simulate.PAPER: "shortest first, SchedMate's error",
