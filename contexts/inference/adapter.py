@@ -69,7 +69,6 @@ class Sampling(msgspec.Struct, frozen=True):
                 raise OptionNotHonoured(option)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """Return the tokens that end this text."""
         options = dict(self.engine_options)
         return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
 
@@ -145,7 +144,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     @property
     def mean_rows(self) -> float:
-        """Mean number of requests in a decode step."""
         return self.row_steps / self.decode_steps if self.decode_steps else 0.0
 
     @property
@@ -233,7 +231,6 @@ class ModelTexts:
             )
 
     def begin(self, request: GenerationRequest) -> Written:
-        """Return the text of a request that has written nothing yet."""
         sampling = request.sampling
         return Written(
             decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,

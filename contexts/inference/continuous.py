@@ -70,7 +70,6 @@ class StepsAhead:
 
     @property
     def launched(self) -> bool:
-        """True if a step is unread."""
         return self._unread is not None
 
     def drop(self) -> None:

@@ -87,7 +87,6 @@ class CudaGraphs:
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Copy into pinned memory, with an event behind the copy."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -100,7 +99,6 @@ class CudaGraphs:
         return read
 
     def wait(self) -> None:
-        """Wait for the device."""
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
@@ -172,7 +170,6 @@ class StepShape:
 
     @property
     def length(self) -> int:
-        """The mean length of its rows in tokens."""
         rows = zip(self.arrays, self.rows, strict=True)
         return sum(array.tokens * count for array, count in rows) // max(1, len(self.requests))
 
@@ -226,7 +223,6 @@ class DecodeGraphs:
         return shape if len(shape.requests) <= self._most else None
 
     def captured(self, shape: StepShape) -> bool:
-        """True if the shape has a valid graph."""
         graph = self._graphs.get(shape.key)
         return graph is not None and graph.versions == shape.versions
 

@@ -97,7 +97,6 @@ class KVStore:
         self._of[request] = array
 
     def row(self, request: int) -> tuple[RowArray, int]:
-        """Return the request's array and row."""
         array = self._of[request]
         return array, array.requests.index(request)
 
@@ -174,7 +173,6 @@ class DecodePart:
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Return of each row its request, place, and 1."""
         return [(id, place, 1) for id, place in zip(self.array.requests, self._places, strict=False)]
 
 
@@ -207,7 +205,6 @@ class LeanDecoder:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model's weights."""
         return sum(part.numel() * part.element_size() for part in self._model.parameters())
 
     @property
@@ -227,7 +224,6 @@ class LeanDecoder:
             linear.fuse()
 
     def move(self, device: Any) -> None:
-        """Move the model's weights to another device."""
         for linear in self._linears():
             linear.unfuse()
         self._model.to(device)

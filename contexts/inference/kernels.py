@@ -169,7 +169,6 @@ class TokenDraw:
         return self._chance is None
 
     def number(self) -> float:
-        """Return the random number for its next token, in [0, 1)."""
         return 0.0 if self._chance is None else self._chance.random()
 
 

@@ -59,7 +59,6 @@ class StepCollector:
             self._fresh.add(used)
 
     def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        """Return the step as a sample."""
         if not step.prefill:
             return StepSample(False, len(step.requests), float(length), seconds)
         reads = list(zip(step.starts, step.tokens, strict=True))

@@ -62,7 +62,6 @@ class StaticEngine:
         self._waiting.append(Writing(request, self._texts))
 
     def abort(self, request: int) -> None:
-        """Remove the request from the batch."""
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)
         going = [at for at, writing in enumerate(self._batch) if writing.request.id != request]
         with torch.inference_mode():
@@ -100,7 +99,6 @@ class StaticEngine:
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and kept prefixes."""
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
         return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
 

@@ -140,7 +140,6 @@ class VLLMStart:
 
 
 def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
-    """Return the bytes of a folder's weights in a dtype."""
     numbers = 0
     for file in Path(folder).glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:

@@ -183,7 +183,6 @@ def serve(session: str, channel: socket.socket) -> None:
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
-    """Return the language model that the session's sites name, or None."""
     try:
         named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:

@@ -102,7 +102,6 @@ def is_suspect(trial: Trial) -> bool:
 
 
 def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
-    """True if a call waits apart."""
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return judge_trial(manager.state, call, trial) is not None
     return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
@@ -132,7 +131,6 @@ UNASKED = frozenset({
 
 
 def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: Call, outcome: CallEnd) -> None:
-    """Ask the advisor why a call failed."""
     failure = outcome.failure
     if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
         return
@@ -142,7 +140,6 @@ def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: C
 
 
 def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
-    """Ask the advisor why a load failed."""
     said = "\n".join((failure.message, failure.tail))
     printed = Printed(failure.log or log_of(library), 0, 0)
     _ask(manager, library, NO_CALL, name=library.context.recipe.name, printed=printed, said=said)
@@ -272,7 +269,6 @@ def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
 
 
 def pilot_troubles(state: State) -> dict[str, str]:
-    """Return what pilots lack now, by pilot."""
     said = {
         str(pilot.id): "; ".join(dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until))
         for pilot in state.pilots.values()

@@ -15,7 +15,6 @@ from stoker.units import show_seconds
 
 
 def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
-    """Order blocks of a source from the factory."""
     state = manager.state
     orders: list[BlockOrder] = []
     for _ in range(count):
@@ -77,7 +76,6 @@ def pilot_joined(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
-    """A given-up pilot returns to its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return

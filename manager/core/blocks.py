@@ -103,7 +103,6 @@ KEPT_BLOCKS = 1000  # Ended blocks that are kept for their stories
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
-    """Set the session's sources from its site files."""
     state, before = manager.state, manager.state.sources
     state.sources = {}
     for source in sources:
@@ -115,21 +114,18 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
 
 
 def add_block(state: State, source: SourceState, id: BlockId) -> Block:
-    """Add a block to a source."""
     block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
     _relist_block(block)
     return block
 
 
 def mark_released(block: Block, reason: str, now: float) -> None:
-    """Mark a block as released."""
     block.leaving = reason
     _relist_block(block)
     block.note(now, f"let go: {reason}")
 
 
 def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Update a block's phase, job, reason and expected start."""
     now = manager.state.now
     block.job = message.job or block.job
     block.expected_at = now + message.expected_in_s if message.expected_in_s > 0 else 0.0
@@ -158,7 +154,6 @@ def record_hold(block: Block, message: BlockUpdate) -> bool:
 
 
 def remove_block(state: State, block: Block) -> None:
-    """Remove a block that is over."""
     source = block.source
     del state.blocks[block.id]
     for listed in (source.staying, source.coming, source.filling, source.abandoned):
@@ -194,7 +189,6 @@ def _relist_block(block: Block) -> None:
 
 
 def cancel_block(manager: Manager, block: Block) -> None:
-    """Tell the factory to cancel a block's job."""
     factory = factory_of(manager.state)
     if factory is not None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
@@ -298,7 +292,6 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
 
 
 def wait_record(block: Block, pilot: Pilot) -> RecordWait:
-    """Record the wait for a block's first pilot."""
     first = next((device.facts for device in pilot.devices.values()), None)
     kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
     asked_at = block.notes[0][0]
@@ -308,11 +301,9 @@ def wait_record(block: Block, pilot: Pilot) -> RecordWait:
 
 
 def record_pilot_count(manager: Manager, source: SourceState) -> None:
-    """Record how many pilots of a source are here."""
     here = sum(len(block.pilots) for block in source.blocks.values())
     manager.out.append(RecordPilots(source.source.name, here))
 
 
 def factory_of(state: State) -> Client | None:
-    """Return the connected factory, if any."""
     return next((client for client in state.clients.values() if client.factory and client.connected), None)

@@ -174,7 +174,6 @@ class Queue(Generic[C]):
             self._sweep()
 
     def head(self) -> C | None:
-        """Return the next call, gang or not, or None."""
         single = self.single()
         if self.gangs:
             gang = self.gang()
@@ -185,7 +184,6 @@ class Queue(Generic[C]):
         return single
 
     def single(self) -> C | None:
-        """Return the next call for one library, or None."""
         order = self._order
         while order:
             level = self._levels[order[-1]]
@@ -224,7 +222,6 @@ class Queue(Generic[C]):
                         yield heap[0][4]
 
     def waiting_gangs(self) -> Iterator[C]:
-        """Yield all waiting gangs, unordered."""
         if self.gangs:
             yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
 

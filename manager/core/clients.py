@@ -43,7 +43,6 @@ MOST_CLIENTS = 1 << 20  # A client's number is the high part of its calls' ids, 
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """Add a client that is new, or that the journal lost."""
     state = manager.state
     if message.observer or message.factory:
         return registry.add_client(state, id, -1, factory=message.factory)
@@ -95,7 +94,6 @@ def mark_connected(manager: Manager, client: Client) -> None:
 
 
 def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
-    """A client defines a context, and may limit its libraries."""
     context = registry.define_context(manager, recipe)
     client.defined.add(recipe.key)
     if registry.set_client_limits(manager, client, context, recipe.limits):
@@ -104,7 +102,6 @@ def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
 
 # ---- submitting
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
-    """True if the journal lost these calls' definitions."""
     if message.recipe in state.contexts and message.function in state.functions:
         return False
     if not client.inbox.has_hole and client.unnamed is None:
@@ -114,7 +111,6 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
 
 
 def options_of(message: Submit, *, now: float) -> CallOptions:
-    """Return the options of new calls, with an absolute deadline."""
     options, due_in_s = message.options, message.due_in_s
     if due_in_s is None:
         return options
@@ -173,7 +169,6 @@ def end_unaccepted(manager: Manager, client: Client, ids: Iterable[CallId], fail
 
 
 def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
-    """Cancel calls of a client."""
     for id in message.calls:
         call = manager.state.calls.get(id)
         if call is not None and call.group.client is client:

@@ -46,7 +46,6 @@ def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
 
 
 def watch_queue(manager: Manager, context: Context) -> None:
-    """Set a timer for a queue's next lost call."""
     at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
@@ -62,7 +61,6 @@ def check_queue_deadlines(manager: Manager, key: str) -> None:
 
 
 def drop_late_calls(manager: Manager, context: Context) -> None:
-    """Drop lost calls, or demote them."""
     queue = context.queue
     while queue.timed:
         lost = [call for call in queue.nearest() if _is_lost(manager.state.now, call)]
@@ -103,7 +101,6 @@ def _tell_late(manager: Manager, call: Call) -> None:
 
 
 def note_forecast(manager: Manager, action: Forecast) -> None:
-    """Take a policy's forecast of a call's end."""
     state = manager.state
     call = state.calls.get(action.call)
     if call is None:
@@ -125,14 +122,12 @@ def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
 
 
 def has_changed(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
-    """True if a forecast changed by more than its tolerance."""
     if before is None or before.in_time != in_time:
         return True
     return abs(ends_at - before.ends_at) > forecast_tolerance_s(before.ends_at - now)
 
 
 def send_forecasts(manager: Manager) -> None:
-    """Send new forecasts to connected clients."""
     fresh, manager.forecasts = manager.forecasts, {}
     for client, said in fresh.items():
         if client.connected:
@@ -158,13 +153,11 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def call_fits(view: View, library: Library, call: Call) -> bool:
-    """True if a call should end before the library's pilot."""
     pilot = library.pilot
     return not pilot.ends_at or run_fits(view, pilot, call.group.cost.run_s or library.context.run_s)
 
 
 def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
-    """True if a run should end before a pilot."""
     if not pilot.ends_at:
         return True
     needs_s = CAUTION * run_s + _GRACE_S
@@ -186,7 +179,6 @@ def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
 
 
 def cut_of(view: View, library: Library, call: Call) -> Cut:
-    """Return the cut of a call that a walltime ended."""
     pilot = library.pilot
     source = view.sources.get(pilot.source)
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
@@ -196,14 +188,12 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
 
 
 def load_fits(view: View, context: Context, device: Device) -> bool:
-    """True if a load and one call fit a pilot's walltime."""
     pilot = device.pilot
     left = pilot.ends_at - view.now
     return not pilot.ends_at or _load_has_time(context, device.facts.kind, left_s=left, lasts_s=pilot.lasts_s)
 
 
 def load_fits_source(context: Context, source: Source) -> bool:
-    """True if a load and one call fit a source's walltime."""
     lasts_s = source.walltime_s
     return not lasts_s or _load_has_time(context, source.kind, left_s=lasts_s, lasts_s=lasts_s)
 

@@ -41,7 +41,6 @@ def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
 
 
 def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
-    """Return the groups, the largest first."""
     return tuple(
         FailureGroup(
             function=function, error=error, place=place, count=group.count, example=show_call(CallId(group.call)),
@@ -172,12 +171,10 @@ def place_of(holder: Library | Gang) -> str:
 
 
 def fail_call(manager: Manager, call: Call, failure: Failure) -> None:
-    """End a call with a failure."""
     end_call(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
 
 
 def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> None:
-    """Cancel a call, also if it runs."""
     if call.state is CallState.HELD:
         if call.holder is not None:
             call.note(call.sent_at, f"sent to {place_of(call.holder)}")
@@ -232,7 +229,6 @@ def record_runs(manager: Manager) -> None:
 
 
 def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
-    """Take advice on run times that were never measured."""
     for advice in by_kind.values():
         if not context.run_s:
             context.run_s = advice.run_s
@@ -263,7 +259,6 @@ def _reorder_by_cost(context: Context, cost: Cost) -> None:
 
 
 def learn_gang_pace(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
-    """Learn how long a gang took for items of its call."""
     features = call.spec.features
     work = work_of(features) * items / features.items if features is not None and features.items else items
     call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))

@@ -38,7 +38,6 @@ def trial_of(manager: Manager, call: Call) -> Trial:
 
 
 def reserve_pilot(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> None:
-    """Reserve a pilot for one call."""
     trial.pilot, pilot.reserved = pilot, call
     manager.state.reserved[pilot.id] = pilot
     for library in pilot.libraries.values():
@@ -68,12 +67,10 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
 
 # ---- call records
 def record_progress(state: State, progress: CallProgress) -> None:
-    """Record a progress report."""
     state.reports[progress.call] = progress
 
 
 def record_printed_progress(manager: Manager, call: Call, pace: PaceAdvice) -> None:
-    """Record progress that a call printed, and tell its client."""
     state, client = manager.state, call.group.client
     if call.id in state.reports:
         return
@@ -83,7 +80,6 @@ def record_printed_progress(manager: Manager, call: Call, pace: PaceAdvice) -> N
 
 
 def stream_of(state: State, call: int, run: int) -> StreamFacts:
-    """Return the facts of a call's stream in this run."""
     facts = state.streams.get(call)
     if facts is None or facts.run != run:
         facts = state.streams[call] = StreamFacts(run)
@@ -122,7 +118,6 @@ def forgive_broken_gangs(state: State, library: Library) -> None:
 
 
 def drop_records(state: State, call: Call) -> None:
-    """Drop the records of an ended call."""
     records: tuple[dict[int, Any], ...] = (
         state.reports, state.printed, state.forecasts, state.streams, state.breaks, state.broken_runs
     )  # fmt: skip
@@ -131,7 +126,6 @@ def drop_records(state: State, call: Call) -> None:
 
 
 def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
-    """Drop the records of those calls that are not open."""
     records: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
     for kept in records:
         if kept:
@@ -175,7 +169,6 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
 
 
 def give(manager: Manager, library: Library, call: Call) -> None:
-    """Give an unqueued call to a library."""
     give_all(manager, library, [call])
     queues.relist_library(manager, library)
 
@@ -269,12 +262,10 @@ def end_one(manager: Manager, call: Call) -> None:
 
 
 def take_out(library: Library, id: int) -> Call | None:
-    """Take a call out of a library, or return None."""
     return library.held.pop(id, None)
 
 
 def release_ended(manager: Manager, call: Call) -> None:
-    """Close an ended call."""
     _release_holder(manager, call)
     call.state = CallState.ENDED
     del manager.state.calls[call.id]
@@ -333,7 +324,6 @@ def withdraw_to_queue(manager: Manager, call: Call) -> None:
 
 
 def unsend(manager: Manager, library: Library, *, why: str) -> None:
-    """Requeue calls that a library was given in this event."""
     unsent = manager.sends.pop(library, None)
     if unsent:
         for call in unsent:
@@ -342,7 +332,6 @@ def unsend(manager: Manager, library: Library, *, why: str) -> None:
 
 
 def release_all_of(manager: Manager, library: Library) -> list[Call]:
-    """Return the calls of a library that is gone."""
     manager.sends.pop(library, None)
     held = list(library.held.values())
     library.held.clear()
@@ -399,6 +388,5 @@ def gave_back(library: Library) -> None:
 
 
 def serve_after(manager: Manager, context: Context) -> None:
-    """Serve a context's queue after the event."""
     if context.queue.count and context.index:
         manager.returned[context] = None

@@ -41,7 +41,6 @@ def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, 
 
 
 def record_load(library: Library, message: to_manager.LibraryReady) -> None:
-    """Record the cost of a load."""
     context, facts = library.context, library.devices[0].facts
     seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
     context.loads += 1
@@ -57,7 +56,6 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
 
 
 def record_failed_load(library: Library, failure: Failure) -> bool:
-    """Count a failed load. True if its context is given up."""
     context = library.context
     context.load_failures += 1
     context.last_failure = failure
@@ -110,7 +108,6 @@ def forget_pilots(state: State) -> None:
 
 
 def snapshot_made(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
-    """A pilot has a snapshot."""
     if message.recipe not in manager.state.contexts:
         manager.state.refuse("snapshot of an unknown context")
         return
@@ -216,7 +213,6 @@ def _attach_library(manager: Manager, library: Library) -> None:
 
 
 def note_numbers(state: State, message: to_manager.PilotHello) -> None:
-    """Reserve the library numbers that a pilot knows."""
     known = max((facts.library for facts in message.libraries), default=0)
     state.next_library = max(state.next_library, known + 1, message.last_library + 1)
 
@@ -362,7 +358,6 @@ def update_phase(manager: Manager, library: Library, message: to_manager.Library
 
 
 def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
-    """An engine reports its batch and step times."""
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)
     if message.times.samples:
@@ -371,7 +366,6 @@ def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBa
 
 
 def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
-    """Record measured memory."""
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
     library.measured.append((now, max(memory_bytes, device_bytes)))
     del library.measured[:-_MOST_MEASURED]
@@ -389,12 +383,10 @@ def set_slots(library: Library, slots: int) -> None:
 
 
 def count_runs_again(manager: Manager, count: int) -> None:
-    """Count calls that run again."""
     manager.state.rerun_calls += count
 
 
 def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> None:
-    """Fail every waiting call of a context."""
     context.load_failures = context.cut_loads = 0
     context.failed_on.clear()
     for pilot in manager.state.pilots.values():

@@ -58,11 +58,9 @@ class Manager:
             self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 
     def say(self, pilot: Pilot, message: to_pilot.ToPilot) -> None:
-        """Send a message to a pilot."""
         self.out.append(ToPilot(pilot.id, message))
 
     def tell(self, client: Client, message: to_client.ToClient) -> None:
-        """Send a message to a client."""
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:

@@ -273,12 +273,10 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that is promised to no library."""
         return max(0, self.facts.memory_bytes - self.promised_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory that may be promised, including memory of stopping libraries."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 

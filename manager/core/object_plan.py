@@ -121,7 +121,6 @@ _SHOWN = 4
 
 
 def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
-    """Return how objects and snapshots have travelled."""
     found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
     for forms in state.transfers.snapshots.values():
         found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})

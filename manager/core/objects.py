@@ -122,7 +122,6 @@ def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
 
 
 def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
-    """A pilot has objects."""
     for arrival in message.arrivals:
         object_arrived(manager, pilot, arrival)
 

@@ -54,7 +54,6 @@ def _unsubmitted(state: State, context: Context) -> int:
 
 
 def statuses(state: State) -> tuple[MapStatus, ...]:
-    """Return the status of every open map."""
     return tuple(_status(state, client, record) for client, record in _open_maps(state))
 
 

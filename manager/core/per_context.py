@@ -106,7 +106,6 @@ class LoadIndex(Generic[L]):
             self.burst = Burst(library, now, calls)
 
     def end_burst(self, library: L) -> None:
-        """End the burst of a library."""
         if self.burst is not None and self.burst.library is library:
             self.burst = None
 

@@ -60,7 +60,6 @@ def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
 
 
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
-    """Answer a frame of an unknown pilot."""
     manager.state.refuse("frame of a pilot that is not known")
     gone = manager.state.gone_pilots.get(id)
     if gone is not None and gone.kept is not None:
@@ -70,7 +69,6 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 
 
 def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
-    """Give up a pilot that sent an impossible value."""
     manager.state.refuse("message of a pilot with a value that cannot be")
     refuse_pilot(manager, pilot.id, wrong)
     pilots.pilot_lost(manager, pilot.id, f"it said what cannot be: {wrong}", may_return=False)
@@ -102,7 +100,6 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
 
 
 def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    """Take back a given-up pilot with its libraries."""
     kept = pilots.pilot_rejoins(manager, pilot)
     blocks.undo_loss(manager, pilot)
     block_orders.pilot_rejoined(manager, pilot)
@@ -230,7 +227,6 @@ def _moved(before: int, after: int) -> bool:
 
 
 def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
-    """Take measurements from a heartbeat."""
     pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)

@@ -119,7 +119,6 @@ def pilot_lost(
 
 
 def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
-    """A pilot leaves."""
     pilot_lost(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
 
 
@@ -131,7 +130,6 @@ def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
 
 
 def release_pilots_of(manager: Manager, block: str) -> None:
-    """Release the pilots of a block."""
     for pilot in manager.state.pilots.values():
         if pilot.block == block:
             release_pilot(manager, pilot, f"block {block} is released")
@@ -147,7 +145,6 @@ def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
 
 
 def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
-    """Drain a pilot that is about to leave."""
     if pilot.state is PilotState.HERE:
         _drain(manager, pilot, "it is about to leave", why=f"{pilot.id} is about to leave")
         supply_changed(manager, pilot)
@@ -179,13 +176,11 @@ def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
 
 
 def walltime_changed(manager: Manager, pilot: Pilot, message: WalltimeUpdate) -> None:
-    """A pilot's walltime has changed."""
     note_walltime(manager, pilot, message.ends_in_s)
     supply_changed(manager, pilot)
 
 
 def check_walltime(manager: Manager, id: str) -> None:
-    """Drain a pilot in time, or check later."""
     pilot = manager.state.pilots.get(PilotId(id))
     now = manager.state.now
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
@@ -238,7 +233,6 @@ def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *,
 
 
 def end_quarantine(manager: Manager, id: str) -> None:
-    """End the quarantines of a pilot's devices that are over."""
     state, now = manager.state, manager.state.now
     pilot = state.pilots.get(PilotId(id)) or state.gone_pilots.get(PilotId(id))
     if pilot is None:

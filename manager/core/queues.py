@@ -86,7 +86,6 @@ def note_given(library: Library, count: int, now: float) -> None:
 
 
 def schedule_backlog_check(manager: Manager) -> None:
-    """Set the timer that looks for stuck libraries."""
     manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_S)
 
 
@@ -102,7 +101,6 @@ def unmark_stuck(library: Library) -> None:
 
 
 def note_variants(context: Context, others: Iterable[Context]) -> None:
-    """Note the variants that calls of a context list."""
     for other in others:
         if other is not context:
             context.lists[other.recipe.key] = other
@@ -110,7 +108,6 @@ def note_variants(context: Context, others: Iterable[Context]) -> None:
 
 
 def forget_variants(context: Context) -> None:
-    """Forget the variants of a context."""
     for other in context.lists.values():
         other.listed_by.pop(context.recipe.key, None)
     for other in context.listed_by.values():
@@ -118,7 +115,6 @@ def forget_variants(context: Context) -> None:
 
 
 def serving_contexts(group: Group) -> Iterator[Context]:
-    """Yield the contexts for a group, its own first."""
     yield group.context
     for key in group.options.variants:
         other = group.context.lists.get(key)
@@ -139,7 +135,6 @@ def enqueue(context: Context, calls: list[Call]) -> None:
 
 
 def enqueue_in_place(call: Call) -> None:
-    """Queue a call in its old place."""
     call.group.context.queue.put_back(call)
 
 
@@ -208,7 +203,6 @@ def note_starving(manager: Manager, changed: Context) -> None:
 
 
 def wait_again_apart(manager: Manager, call: Call) -> None:
-    """Queue a call again, in its place or apart."""
     context = call.group.context
     trial = manager.state.trials.get(call.id)
     if trial is None or not blame.is_apart(manager, call, trial):

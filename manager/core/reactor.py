@@ -230,7 +230,6 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
 
 
 def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
-    """Take one message of a pilot or its library."""
     step = _PILOT_STEPS.get(type(message))
     if step is not None:
         step(manager, pilot, message)

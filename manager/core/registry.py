@@ -45,7 +45,6 @@ def set_most_pilots(state: State, client: Client, most: int) -> None:
 
 
 def forget_client(state: State, client: Client) -> None:
-    """Forget a client but its number."""
     del state.clients[client.id]
     if client.observer:
         return
@@ -57,7 +56,6 @@ def forget_client(state: State, client: Client) -> None:
 
 
 def define_function(state: State, client: Client, function: FunctionBlob) -> None:
-    """Define a function for a client's calls."""
     state.functions.setdefault(function.key, function)
     client.defined.add(function.key)
 
@@ -119,7 +117,6 @@ def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) 
 
 
 def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
-    """Forget functions and their costs."""
     for key in dropped:
         state.functions.pop(key, None)
     state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
@@ -127,7 +124,6 @@ def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
 
 
 def forget_groups(state: State) -> None:
-    """Forget groups without open calls of forgotten clients."""
     for key, group in list(state.groups.items()):
         if not group.open_calls and state.clients.get(group.client.id) is not group.client:
             del state.groups[key]

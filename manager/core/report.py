@@ -58,7 +58,6 @@ def _trouble(state: State) -> dict[str, str]:
 
 
 def device_seconds(state: State) -> dict[str, float]:
-    """Return the seconds that devices were here, by tier."""
     seconds = dict(state.tier_seconds)
     for pilot in state.pilots.values():
         for device in pilot.devices.values():

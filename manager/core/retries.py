@@ -142,7 +142,6 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
 
 
 def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> None:
-    """Note cuts if a library ended for its pilot's walltime."""
     if deadlines.is_near_its_end(library.pilot, manager.state.now):
         for call in running:
             _note_cut(manager, library, call)
@@ -209,7 +208,6 @@ def settle_apart(manager: Manager) -> None:
 
 
 def _may_run(manager: Manager, library: Library) -> list[Call]:
-    """Return the calls that may have begun in a library."""
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())

@@ -259,7 +259,6 @@ class State:
 
     @property
     def lost_pilots(self) -> int:
-        """Number of lost pilots."""
         return sum(self.losses.values())
 
     @property

@@ -26,7 +26,6 @@ _RUNNING = "running"
 
 
 def own_block_states(state: State) -> dict[str, str]:
-    """Return the state of each program's block."""
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
     return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
 
@@ -80,7 +79,6 @@ def _block_in_words(now: float, block: Block) -> str:
 
 
 def source_failure(source: SourceState) -> str:
-    """Describe the last useless blocks of a source."""
     if source.stopped:
         return f"no more jobs are asked for: {source.stopped}"
     if source.hold:

@@ -77,7 +77,6 @@ class Fetch:
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
-        """True if this source will certainly have the whole object."""
         if source.id in self.object.whole:
             return True
         other = self.object.fetches.get(source.id)
@@ -184,7 +183,6 @@ class Transfers:
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
     def hold(self, peer: Peer, object: Object) -> None:
-        """A pilot has a whole object."""
         object.holders[peer.id] = peer
         peer.has[object.ref.name] = object
         if peer.serving:
@@ -218,7 +216,6 @@ class Transfers:
         self.unsettled.update(dict.fromkeys(object.waiting.values()))
 
     def forget(self, object: Object) -> None:
-        """Drop an object without holders, fetches and manifest."""
         if not object.fetches:
             object.unreadable.clear()
         if not object.fetches and not object.holders and not object.manifest:
@@ -280,7 +277,6 @@ class Transfers:
         return sorted(found, key=lambda fetch: fetch.number)
 
     def near(self, fetch: Fetch) -> Peer | None:
-        """Return a holder in the same cache."""
         near = self.caches.get(fetch.peer.cache, {})
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
@@ -378,7 +374,6 @@ class Transfers:
         self.changed[fetch] = None
 
     def unlink(self, fetch: Fetch, source: Peer) -> None:
-        """Remove a source from a fetch, which frees a place there."""
         del fetch.sources[source.id], source.serves[fetch.object.ref.name, fetch.peer.id]
         self.changed[fetch] = None
         self.freed[source] = None

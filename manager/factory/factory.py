@@ -315,7 +315,6 @@ class Factory:
     # ---- the end
 
     def _begin_end(self, ending: Ending) -> bool:
-        """False if the factory ends already."""
         if self._ending is not None:
             return False
         self._ending = ending

@@ -112,7 +112,6 @@ class JournalPast:
                 yield now, record
 
     def replay(self) -> None:
-        """Handle all events."""
         for now, event in self.events():
             self.handle(event, now)
 

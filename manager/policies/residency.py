@@ -197,7 +197,6 @@ class LoadWhereWanted(Quiet):
         return suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        """Return the bytes to promise on each device while it loads."""
         known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
@@ -258,7 +257,6 @@ class LoadWhereWanted(Quiet):
         return [Load(key, devices[0].pilot.id, tuple(device.id for device in devices), memory_bytes)]
 
     def why_nowhere(self, view: View, context: Context) -> Failure | None:
-        """Return why the context can be loaded nowhere, if so."""
         return why_nowhere(
             view, context, minimum=self.minimum, provisioning=self.provisioning, patience_s=self.patience_s
         )

@@ -258,7 +258,6 @@ class Agent:
 
     @property
     def state(self) -> CoreState:
-        """The core's state, for reading."""
         return self.core.state
 
     # ---- events
@@ -300,7 +299,6 @@ class Agent:
     # ---- what its parts ask
 
     def devices_of(self, library: LibraryId) -> tuple[PilotDevice, ...]:
-        """A library's devices."""
         return tuple(self.devices[device] for device in self.state.libraries[library].devices)
 
     def log_file(self, number: int) -> Path:

@@ -88,8 +88,6 @@ _PAUSES_S = (0.5, 2.0, 5.0)  # seconds until a failed exchange is tried again: t
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
-    """Have arguments of calls brought here, in a thread."""
-
     def run() -> None:
         pins: dict[CallId, Pin] = {}
         lacks: dict[CallId, FetchFailure] = {}
@@ -105,7 +103,6 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
 
 
 def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId]) -> None:
-    """Release the large arguments of ended calls."""
     process = agent.processes.get(library)
     if process is not None:
         for call in calls:

@@ -75,7 +75,6 @@ def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
 
 
 def ask_batch_system(environ: Mapping[str, str]) -> float:
-    """The same, asked of the batch system by its command."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # a task's id may also name the whole array
@@ -272,7 +271,6 @@ def probe_command(options: PilotOptions) -> tuple[str, ...]:
 
 
 def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
-    """The devices that are probed."""
     if not probe_command(options):
         return frozenset()
     return frozenset(
@@ -288,7 +286,6 @@ def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevi
 
 
 def begin_probe(agent: Agent, name: DeviceId) -> None:
-    """Probe a device, in a thread."""
     device = agent.devices[name]
 
     def probe() -> None:

@@ -116,7 +116,6 @@ class LibraryProcess:
         return out, False
 
     def hang_up(self) -> None:
-        """Close its socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -136,7 +135,6 @@ class LibraryProcess:
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in second if (run.call, run.start_ns) in first]
 
     def ran(self) -> tuple[CallId, ...]:
-        """The calls that it ran when it ended."""
         return tuple(CallId(run.call) for run in self._marked())
 
     def printed_last(self) -> Printed | None:

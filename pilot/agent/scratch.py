@@ -74,11 +74,9 @@ class Scratch:
         return folder
 
     def remove_library(self, number: int) -> None:
-        """Remove a library's folder."""
         shutil.rmtree(self.path / f"lib-{number}", ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
         locks.forget(self.path)
         os.close(self._lock)

@@ -94,7 +94,6 @@ class ObjectCache:
             self.identity = self._name()  # the same for all pilots that use this cache, and for no others
 
     def find(self, name: str) -> Pin | None:
-        """The object, if it is here."""
         place, entry = self._place(name)
         with self._locked():
             return self._lookup(place, entry)
@@ -135,7 +134,6 @@ class ObjectCache:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
-        """Keep the manifest of an object that is here."""
         with suppress(OSError):
             write_small(self._manifests / file_name(name), data)
 
@@ -209,15 +207,12 @@ class ObjectCache:
 
     @property
     def bound_bytes(self) -> int:
-        """The bound of all objects together, in bytes."""
         return self._bound
 
     def used_bytes(self) -> int:
-        """Bytes of all objects in it."""
         return sum(entry.facts.size_bytes for entry in self._entries.read_all())
 
     def sizes(self) -> dict[str, int]:
-        """Cache names of all objects in it, and their lengths."""
         return {entry.facts.name: entry.facts.size_bytes for entry in self._entries.read_all()}
 
     def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
@@ -327,7 +322,6 @@ def snapshot_folder_beside(cache: ObjectCache) -> Path:
 
 
 def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
-    """The cache has this snapshot as an object of this name."""
     if snapshot.parent == snapshot_folder_beside(cache):
         with suppress(OSError):
             snapshot.with_name(snapshot.name + _MARK).write_text(name)

@@ -43,7 +43,6 @@ def move_to(library: PilotLibrary, stage: Stage) -> None:
 def kill_library(
     state: CoreState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False
 ) -> None:
-    """End a library's process now."""
     if cause is not None:
         blame(library, cause, printed=printed)
     library.told_to_end = library.is_killed = True
@@ -237,7 +236,6 @@ def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> None:
-    """End a library."""
     library = state.libraries.get(number)  # type: ignore[call-overload]
     if library is None:
         state.tell(LibraryGone(library=number))  # type: ignore[arg-type]

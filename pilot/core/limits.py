@@ -89,7 +89,6 @@ def memory_limit(state: CoreState, library: PilotLibrary) -> int:
 
 
 def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
-    """End a library that takes more memory than it declares."""
     text = (
         f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
         f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
@@ -166,7 +165,6 @@ _WORKSPACES_BYTES = 2_000_000_000
 
 
 def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
-    """Adjust each library's reservation to the measured memory."""
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
         if library is None or not library.has_process:

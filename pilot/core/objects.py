@@ -65,7 +65,6 @@ def report_found(state: CoreState, names: Iterable[str]) -> None:
 
 
 def ask_for_objects_again(state: CoreState) -> None:
-    """Ask the manager again for every missing object."""
     if state.wants:
         state.tell(WantObjects(tuple(each.ref for each in state.wants.values())))
 
@@ -108,7 +107,6 @@ def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
 
 
 def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
-    """Report a source that failed."""
     found = state.wants.get(name)
     if found is None:
         return

@@ -18,7 +18,6 @@ AGAIN_S = 2.0  # seconds until a device that failed once is probed again
 
 
 def start_due_probes(state: CoreState) -> None:
-    """Begin the probes that are due."""
     if state.leaving or not state.turns:
         return
     busy = {device for library in state.libraries.values() for device in library.devices}
@@ -43,7 +42,6 @@ def are_known(state: CoreState) -> bool:
 
 
 def probed(state: CoreState, event: Probed) -> None:
-    """A probe has answered."""
     device, turn = event.device, state.turns[event.device]
     if event.said:
         state.log(event.said, Severity.WARNING)

@@ -136,7 +136,6 @@ def on_library_event(state: CoreState, event: _OfLibrary) -> None:
 
 
 def on_timer(state: CoreState, key: str) -> None:
-    """A library has waited for a while"""
     what, _, number = key.partition("/")
     library = state.libraries.get(LibraryId(int(number)))
     if library is None:
@@ -311,7 +310,6 @@ def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
 
 
 def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
-    """A library has said something."""
     library = state.libraries.get(event.library)
     if library is None:
         return

@@ -28,7 +28,6 @@ from stoker.protocol.to_pilot import RunCalls
 
 
 def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
-    """The failure of a library, or of a call on it."""
     return Failure(
         kind=kind, message=message, pilot=state.facts.pilot, library=library.number, log=state.log_of(library.number)
     )
@@ -91,7 +90,6 @@ def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
 
 
 def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
-    """An order waits until the library is ready."""
     library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # some of them may be taken back
 
 
@@ -154,8 +152,6 @@ def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress
 
 
 def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """Return the ends of calls."""
-
     def one(end: CallEnd) -> CallEnd:
         stop = library.stopping.get(end.call)
         if end.ok or stop is None or stop.failure is None:

@@ -132,7 +132,6 @@ class Ledger:
             self._free[device] += memory_bytes
 
     def free(self, device: DeviceId) -> int:
-        """Free bytes of a device."""
         return self._free[device]
 
     def held(self, library: LibraryId) -> int:
@@ -412,7 +411,6 @@ class CoreState:
         self.out.append(WriteLog(text, severity))
 
     def devices_of(self, library: PilotLibrary) -> tuple[DeviceFacts, ...]:
-        """A library's devices."""
         return tuple(self.devices[device] for device in library.devices)
 
     def log_of(self, number: int) -> str:

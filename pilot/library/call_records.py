@@ -222,7 +222,6 @@ class _LogFile(io.FileIO):
 
 
 def stream_to(descriptor: int) -> io.TextIOWrapper:
-    """A stream to the log."""
     file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 

@@ -174,7 +174,6 @@ class LibraryOutbox:
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the waiting ends and progress."""
         with self._sending:
             ends, out = self.ends, []
             while ends:
@@ -193,7 +192,6 @@ class LibraryOutbox:
             self._send(messages)
 
     def send_pieces(self, pieces: list[Yielded]) -> None:
-        """Send pieces of results, after the ends that wait."""
         if self.ends:
             self.send_waiting()
         self.send(pieces)

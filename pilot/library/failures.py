@@ -323,7 +323,6 @@ def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> st
 
 
 def in_words(first: str, *, command: str, last_lines: str) -> str:
-    """Parsl's message, then the command and its last lines."""
     if command:
         first += f": {command if len(command) <= _COMMAND_MOST else command[:_COMMAND_MOST] + ' …'}"
     if not last_lines:

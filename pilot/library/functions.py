@@ -135,7 +135,6 @@ class Packer:
         self._settings = settings
 
     def failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
-        """A failure that happened in this library."""
         return Failure(
             kind=kind,
             message=clean(message),

@@ -46,7 +46,6 @@ WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size
 
 
 def packed(library: LibraryId, work: EngineWork) -> bytes:
-    """Encode the work of a library's engine."""
     prompts = list(work.prompts)
     if len(prompts) > MOST_PROMPTS:
         rest = prompts[MOST_PROMPTS - 1 :]
@@ -136,7 +135,6 @@ class TurnBoard:
         return found
 
     def snapshot(self) -> bytes:
-        """The count of changes and all rows, as they are now."""
         # The count is read first: with rows that are older than it, a library that has joined would not be seen again.
         changes = self._memory[: _HEADER.size]
         return changes + self._memory[_HEADER.size : _ROWS_END]
@@ -156,13 +154,11 @@ class TurnBoard:
         return _read_row(number, self._memory)
 
     def write(self, row: TurnRow) -> None:
-        """Write what a row wants."""
         _WANTS.pack_into(
             self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
         )
 
     def write_work(self, number: int, data: bytes) -> None:
-        """Write an engine's work next to its row."""
         at = _ROWS_END + number * WORK_BYTES
         self._memory[at : at + len(data)] = data
 

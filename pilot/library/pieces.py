@@ -98,7 +98,6 @@ class GangMeetings:
 
 
 def yields(result: Any) -> bool:
-    """True for the result of a generator function, plain or async."""
     return type(result) is GeneratorType or type(result) is AsyncGeneratorType
 
 
@@ -209,7 +208,6 @@ class PieceGathering:
                 self._came.notify()
 
     def drop(self, run: int) -> None:
-        """Drop the waiting pieces of a run."""
         with self._came:
             self._waiting.pop(run, None)
 
@@ -249,7 +247,6 @@ class PieceLane:
         self.changed = threading.Condition()
 
     def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
-        """Begin a call that yields."""
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
@@ -264,7 +261,6 @@ class PieceLane:
         self._gathering.drop(run.number)
 
     def taken(self, message: Taken) -> None:
-        """The client has pieces of a call."""
         with self.changed:
             run = self._runs.get(message.call)
             if run is not None and run.number == message.run:
@@ -277,7 +273,6 @@ class PieceLane:
             self.changed.notify_all()
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until that is true, or a turn is over."""
         if self.read is not None:
             if not is_over():
                 self.read(TURN_S)

@@ -100,7 +100,6 @@ class ClearedFolder:
             return []
 
     def keep(self) -> None:
-        """Keep all that is in the folder now."""
         self._kept = frozenset(os.listdir(self.path))
         self._remember_state()
 
@@ -308,14 +307,12 @@ class ProcessGuard:
         self.checked_at = 0.0  # the time of the last look, on `time.perf_counter`
 
     def restore(self) -> None:
-        """Restore environment variables, and standard descriptors that are closed."""
         if self._variables != self._had or os.environ is not self._environ:
             self._restore_environment()
         if self._closed(0):
             self._restore_outputs()
 
     def check(self, now: float) -> LibraryFault | None:
-        """Restore, and return what damage there is."""
         self.restore()
         self._restore_outputs()
         self._restore_streams()

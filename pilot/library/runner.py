@@ -198,7 +198,6 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
     def clean(self) -> LibraryFault | None:
-        """Remove the files that the last call left."""
         self._marker.idle(self._slot)  # its time is over
         try:
             self._workplace.clean()

@@ -259,7 +259,6 @@ class LibraryServer:
     # ---- talking
 
     def send(self, message: Any) -> None:
-        """Send one message now."""
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:

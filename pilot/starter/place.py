@@ -75,7 +75,6 @@ class Environments:
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def archive(self, name: str) -> Path:
-        """Where the archive of an environment is put."""
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:

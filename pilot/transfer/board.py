@@ -234,7 +234,6 @@ class Picker(Generic[S]):
         self._offers[source] = _Offer(origin=origin, known=bytearray(len(self._here)))
 
     def has(self, source: S, indices: Iterable[int]) -> None:
-        """A source has these pieces."""
         offer = self._offers[source]
         for index in indices:
             if not offer.known[index]:

@@ -209,7 +209,6 @@ class Zygote:
                 sock.close()
 
     def kill(self, library: int, how: int = signal.SIGKILL) -> None:
-        """Send a signal to a library."""
         self._unsent.append((_encode(Kill(library=library, signal=how)), None))
         self.push()
 
