@@ -152,7 +152,7 @@ def _retried(exchange: Callable[[], _T]) -> _T:
             return exchange()
         except DiskError:
             raise
-        except StokerError as error:
+        except (StokerError, OSError) as error:  # a connection may break in the middle
             log.warning("%s; it is tried again in %g s", error, pause_s)
             time.sleep(pause_s)
     return exchange()

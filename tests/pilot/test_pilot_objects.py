@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, object_of, publish
 from stoker.contexts.recipe import ObjectRef
+from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.fetch import get
-from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
 from stoker.protocol.session import KeyPair
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
@@ -305,3 +307,31 @@ def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(keyed: Fak
     failed = keyed.wait_for(FetchFailed)
     assert failed.origin
     assert "(file name too long); put it on a file system that compute nodes see" in failed.reason
+
+
+@pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._PAUSES_S) + 1, False)])
+def test_a_result_is_handed_in_again_when_the_connection_breaks(breaks: int, ok: bool, tmp_path: Path, monkeypatch):
+    (tmp_path / "result").write_bytes(b"result")
+    seen = []
+
+    def put(name: str, parts: Any, **_: Any) -> str:
+        seen.append(name)
+        if len(seen) <= breaks:
+            raise ConnectionResetError("the seed has been restarted")
+        return "/seed/result"
+
+    monkeypatch.setattr(objects, "put", put)
+    monkeypatch.setattr(objects, "_PAUSES_S", (0.0,) * len(objects._PAUSES_S))
+    agent: Any = SimpleNamespace(
+        options=SimpleNamespace(pilot="p"), peers=SimpleNamespace(seed=lambda: "here:1", key=b""),
+        log_file=lambda _library: tmp_path / "lib.log",
+    )  # fmt: skip
+    ref = ObjectRef("result", 6, str(tmp_path / "result"))
+    end = objects._hand_in(agent, 1, CallEnd(1, True, payload=ref))  # type: ignore[arg-type]
+    assert end.ok is ok
+    assert not (tmp_path / "result").exists()
+    if ok:
+        assert end.payload == ObjectRef("result", 6, "/seed/result")
+    else:
+        assert end.failure is not None
+        assert "the seed has been restarted" in end.failure.message
