@@ -26,7 +26,7 @@ from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
 from stoker.units import show_seconds
 
-_RUNS, _LOADS, _WAITS = (30, 5), (3, 1), (10, 3)
+RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
 """How many measurements make a good forecast, and a fair one."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
@@ -213,7 +213,7 @@ def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load:
     elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
     spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
     ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
-    sure = _level(calls, _RUNS) if fits else Sureness.POOR
+    sure = _level(calls, RUNS) if fits else Sureness.POOR
     reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
         text = (
@@ -223,7 +223,7 @@ def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load:
         sizes = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
         reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
-    sure = _level(load.count, _LOADS)
+    sure = _level(load.count, LOADS)
     return [*reasons, Reason(f"{loads} ({_counted(load.count, 'load')} measured)", sure)]
 
 
@@ -257,14 +257,14 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
         text = f"blocks waited {typical} on the mean, {show_seconds(longest)} at the longest ({waits} were seen)"
     else:
         text = f"no block of {site.name} was seen yet: they are taken to start at once"
-    reasons.append(Reason(text, _level(waits, _WAITS)))
+    reasons.append(Reason(text, _level(waits, WAITS)))
     if seen.stays:
         losses = Counter(stay.why or "unexplained" for stay in seen.stays if stay.ended == PilotEnd.LOST.value)
         hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
         why = ", ".join(f"{count} {reason}" for reason, count in losses.most_common())
         were = "was" if losses.total() == 1 else "were"
         lost = f"{losses.total()} of {len(seen.stays)} pilots {were} lost{f' ({why})' if why else ''}"
-        reasons.append(Reason(f"{lost} in {hours:.1f} pilot-hours", _level(len(seen.stays), _WAITS)))
+        reasons.append(Reason(f"{lost} in {hours:.1f} pilot-hours", _level(len(seen.stays), WAITS)))
     if not is_seen:
         text = f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says"
         reasons.append(Reason(text, Sureness.FAIR))
