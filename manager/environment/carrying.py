@@ -221,11 +221,12 @@ def _archive(
         with (place / f"{name}.lock").open("ab") as turn:
             locks.wait(turn.fileno())
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
+            found = None
             with suppress(OSError, *UNREADABLE):
                 found = msgspec.json.decode(facts.read_bytes(), type=Archive)
-                if path.exists():
-                    os.utime(facts)
-                    return found
+            if found is not None and path.exists():
+                os.utime(facts)
+                return found
             _forget_old(place)
             known = members()
             with draft_of(path, draft=place / f"{name}.draft") as draft:  # large: a killed writer leaves one at most

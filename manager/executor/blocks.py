@@ -244,10 +244,12 @@ class NodeMessages:
     def tell(self, radio: Any, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
         if radio is None:
             return
-        before, self._here = self._here, {pilot.pilot: pilot for pilot in pilots}
-        for there, other, is_active in ((self._here, before, True), (before, self._here, False)):
-            for name in there.keys() - other.keys():
-                radio.send((MessageType.NODE_INFO, _facts(there[name], run_id=run_id, is_active=is_active)))
+        now = {pilot.pilot: pilot for pilot in pilots}
+        for there, other, is_active in ((now, self._here, True), (self._here, now, False)):
+            for name, pilot in there.items():
+                if name not in other:
+                    radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=is_active)))
+        self._here = now  # last: a message that failed is sent again
 
 
 def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:

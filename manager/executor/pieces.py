@@ -46,8 +46,10 @@ class PieceInbox:
         self._holds_values = False
         """True if the items are the pieces themselves and no longer their bytes."""
         self._bytes = 0
-        self._taken_digests: array[int] = array("Q")
-        """Of each piece that the program has taken."""
+        self._taken = 0
+        """How many pieces the program has taken."""
+        self._digests: array[int] = array("Q")
+        """Of taken pieces, while another run may repeat them; empty with `may_differ`."""
         self._next: dict[int, int] = {}
         """The number of the next piece of each run."""
         self._run = 0
@@ -103,8 +105,8 @@ class PieceInbox:
             return PiecesTaken(self.call, self._run, self._acknowledged, again=True)
 
     def _add(self, number: int, item: bytes) -> None:
-        if number < len(self._taken_digests):
-            if not self._may_differ and self._taken_digests[number] != _digest_of(item):
+        if number < self._taken:
+            if number < len(self._digests) and self._digests[number] != _digest_of(item):
                 self._differ(f"piece {number:,} (counted from 0) of its new run is not the one", number)
             return
         place = number - self._base
@@ -142,19 +144,18 @@ class PieceInbox:
                     self._check_count(end)
                 except CallError as wrong:
                     error = wrong
-            self._is_over, self._error = True, self._error or error
-            self._wake()
+            self._error = self._error or error
+            self._end()
 
     def close(self) -> None:
         with self._changed:
-            self._is_over = True
             self._cut(0)
-            self._wake()
+            self._end()
 
     def finish_with(self, values: list[Any]) -> None:
         with self._changed:
-            self._items, self._holds_values, self._is_over = values, True, True
-            self._wake()
+            self._items, self._holds_values = values, True
+            self._end()
 
     def _check_count(self, end: CallEnd) -> None:
         here = self._base + len(self._items)
@@ -163,12 +164,12 @@ class PieceInbox:
                 f"call {show_call(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not come: call again",
                 call=show_call(end.call),
             )
-        if end.pieces < len(self._taken_digests) and not self._may_differ:
+        if end.pieces < self._taken and not self._may_differ:
             self._differ(f"its new run ended after {end.pieces:,}", end.pieces)
         self._cut(max(0, end.pieces - self._base))
 
     def _differ(self, what: str, at: int) -> None:
-        call, handed = show_call(self.call or 0), len(self._taken_digests)
+        call, handed = show_call(self.call or 0), self._taken
         self._cut(max(0, handed - self._base))
         error = StreamDiffersError(
             f"call {call} ran again, as it does when its pilot is lost, and {what}; {handed:,} pieces were handed on by"
@@ -178,9 +179,13 @@ class PieceInbox:
             piece=at,
             handed_on=handed,
         )
-        self._is_over, self._error = True, error
-        self._wake()
+        self._error = error
+        self._end()
         raise error
+
+    def _end(self) -> None:
+        self._is_over, self._digests = True, array("Q")
+        self._wake()
 
     # ---- for the program
 
@@ -205,12 +210,14 @@ class PieceInbox:
 
     def _take(self, number: int) -> Taken:
         item = self._items[number - self._base]
-        if number != len(self._taken_digests):  # taken before
+        if number != self._taken:  # taken before
             return item, self._holds_values, None
         if isinstance(self._items, deque):
             self._items.popleft()
             self._bytes -= len(item)
-        self._taken_digests.append(0 if self._holds_values else _digest_of(item))
+        self._taken += 1
+        if not (self._may_differ or self._is_over):
+            self._digests.append(_digest_of(item))
         return item, self._holds_values, None if self.keeps_all else self._acknowledgement()
 
     def wait(self, number: int) -> None:
@@ -233,7 +240,7 @@ class PieceInbox:
 
     @property
     def _base(self) -> int:
-        return 0 if self.keeps_all else len(self._taken_digests)
+        return 0 if self.keeps_all else self._taken
 
     def _is_full(self) -> bool:
         return not self.keeps_all and (len(self._items) > MOST_PIECES or self._bytes > MOST_BYTES)

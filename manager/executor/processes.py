@@ -228,5 +228,5 @@ def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
     if len(said) >= said_at:  # else the log was full and began anew
         said = said[said_at:]
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+    text = "".join(f"\n  {line}" for line in lines) or (" (it said nothing)" if said_at else " (it is empty)")
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

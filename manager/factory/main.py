@@ -1,5 +1,4 @@
-"""The factory process: `python -m stoker.manager.factory.main --session DIR`. The manager starts it and keeps it
-alive.
+"""The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
 A session has one factory at a time, and it begins when the commands of the one before have ended. Two locks (flock) in
 the session folder ensure that.

@@ -101,10 +101,14 @@ class JournalPast:
             return
 
     def handle(self, event: Event, now: float) -> list[Command]:
+        return self.core_at(now).handle(event, now)
+
+    def core_at(self, now: float) -> Core:
+        """Return the core, made at this time if no snapshot holds one."""
         if self.core is None:
             self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
             self.core.start()
-        return self.core.handle(event, now)
+        return self.core
 
     def events(self) -> Iterator[tuple[float, Event]]:
         for now, record in self.records():
@@ -232,8 +236,9 @@ def _replay(past: JournalPast, notices: list[str]) -> None:
             made.clear()
             continue
         number = past.next_event - 1
+        core = past.core_at(now)  # a policy that cannot be made is no fault of the journal
         try:
-            check = check_of(past.handle(record, now))
+            check = check_of(core.handle(record, now))
         except Exception as error:
             log.exception("event %d of the journal cannot be replayed", number)
             raise _DecidesOtherwise(

@@ -142,10 +142,12 @@ class ManagerLink:
             self._search_at = now + _SEARCH_S
             session_over = self._folder.over()  # a pilot without shared files cannot know
             if not session_over:
-                try:  # a manager that was started again may listen elsewhere
-                    self.dealer.move_to(self._folder.read().address)
+                try:
+                    address = self._folder.read().address
                 except Exception as error:  # the file is being replaced, or the file system is away: look again later
                     log.debug("session file: %s", error)
+                else:
+                    self.dealer.move_to(address)  # a manager that was started again may listen elsewhere
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -249,7 +251,7 @@ class Agent:
         self.is_over = False  # whether the core has said that everything is done
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Tells the core if the pilot lacks what its job gave it (`job`): before it hears what fails of that."""
+        """Tells the core if the pilot lacks what its job gave it (`observing`): before it hears what fails of that."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()

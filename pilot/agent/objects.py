@@ -136,24 +136,21 @@ def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lac
 
 def _bring(agent: Agent, ref: ObjectRef) -> Pin:
     def bring() -> Pin:
-        here = agent.cache.find(ref.name)
-        if here is not None:
-            return here
         bringing = Bringing(agent.cache, ref, key=agent.peers.key)
         bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
         return bringing.run(alone_s=0.0)[0]
 
-    return _retried(bring)
+    return agent.cache.find(ref.name) or _retried(bring, ref.name)
 
 
-def _retried(exchange: Callable[[], _T]) -> _T:
+def _retried(exchange: Callable[[], _T], what: str) -> _T:
     for pause_s in _PAUSES_S:
         try:
             return exchange()
         except DiskError:
             raise
         except (StokerError, OSError) as error:  # a connection may break in the middle
-            log.warning("%s; it is tried again in %g s", error, pause_s)
+            log.warning("%s: %s; it is tried again in %g s", what, error, pause_s)
             time.sleep(pause_s)
     return exchange()
 
@@ -172,13 +169,14 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
         ):
             return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
 
+    what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be handed to the session's seed"
     try:
-        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in)))
+        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in, what)))
     except (StokerError, OSError) as error:
+        log.warning("%s: %s", what, error)
         pilot, where = agent.options.pilot, str(agent.log_file(library))
-        what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error} (on {pilot})"
-        log.warning("call %d: %s", end.call, what)
-        failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
+        message = f"{what.partition(': ')[2]}: {error} (on {pilot})"
+        failure = Failure(FailureKind.SERIALIZATION, message, pilot=pilot, library=library, log=where)
         end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
     path.unlink(missing_ok=True)
     return end

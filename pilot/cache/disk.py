@@ -316,7 +316,7 @@ class Claims:
                 try:
                     if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
                         continue
-                except FileNotFoundError:  # another pilot has removed the lock file
+                except OSError:  # another pilot has removed the lock file
                     continue
                 file.truncate(0)
                 file.write(msgspec.json.encode(EntryFacts(name=ref.name, size_bytes=ref.size_bytes, look="")))

@@ -86,6 +86,13 @@ def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
     assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
 
 
+def test_an_order_that_is_said_twice_starts_one_library(pilot: CoreShell) -> None:
+    pilot.start().start()
+    assert len(pilot.all(commands.StartProcess)) == 1
+    pilot.die().start()
+    assert not pilot.all(commands.StartProcess), "nor does one whose end was told"
+
+
 # ---- the memory station
 
 

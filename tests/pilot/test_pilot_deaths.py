@@ -18,8 +18,8 @@ from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.protocol.calls import CallOptions, FailureKind, Printed
-from stoker.protocol.to_manager import LibraryReady, PilotLeaving
-from stoker.protocol.to_pilot import StopLibrary
+from stoker.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
+from stoker.protocol.to_pilot import Exit, StopLibrary
 
 
 def _nothing() -> None:
@@ -379,6 +379,30 @@ def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
     assert pilot.wait(PATIENCE_S) == 0
     assert gone(tree)
     assert not list(served.base.glob("scratch/stoker-*/pilot-*"))
+
+
+def _waits_and_says(started: str, path: str) -> None:
+    Path(started).touch()
+    _wait_for(path)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_exit_by_order(served: FakeManager, drain: bool, tmp_path: Path) -> None:
+    served.ready(recipe())
+    first, second = served.run(_waits_and_says, [(str(tmp_path / "started"), str(tmp_path / "go"))] * 2)
+    served.until((tmp_path / "started").exists)
+    served.send(Exit(reason="session over", drain=drain))
+    if drain:
+        served.until(served.returned, what="the call that has not begun")
+        (tmp_path / "go").touch()
+    served.wait_for(PilotLeaving)
+    assert served.pilots[0].wait(PATIENCE_S) == 0
+    if drain:
+        assert served.results([first]) == [None]
+        assert served.returned() == [second]
+    else:
+        left = served.wait_for(LibraryGone)
+        assert (left.running, left.unstarted) == ((first,), (second,))
 
 
 def test_a_module_that_cannot_be_preloaded_costs_nothing(served: FakeManager) -> None:
