@@ -126,9 +126,28 @@ CLASS = "rate = 1\nclass M:\n def run(self): return rate\n"
 USE = "\ndef use(): return held"
 
 HOLDERS = {
+    "a dict": FUNCTION + "held = {'a': helper}",
     "a list in a tuple": FUNCTION + "held = ([helper],)",
+    "a defaultdict's factory": "import collections\nrate = 1\nheld = collections.defaultdict(lambda: rate)",
+    "an attribute": FUNCTION + "import types\nheld = types.SimpleNamespace(cb=helper)",
+    "a slot": FUNCTION + "class Box: __slots__ = ('cb',)\nheld = Box()\nheld.cb = helper",
+    "a partial": FUNCTION + "import functools\nheld = functools.partial(helper, 1)",
     "a view of a dict": FUNCTION + "import types\nheld = types.MappingProxyType({'a': helper})",
     "a bound method": CLASS + "held = M().run",
+    "a class": CLASS + "held = M",
+    "an instance": CLASS + "held = M()",
+    "a class attribute": FUNCTION + "class Service: table = {'a': helper}\nheld = Service()",
+    "a static method": "rate = 1\nclass M:\n @staticmethod\n def run(): return rate\nheld = M",
+    "a property": "rate = 1\nclass M:\n @property\n def value(self): return rate\nheld = M",
+    "a partialmethod": (
+        "import functools\nrate = 1\nclass M: run = functools.partialmethod(lambda self, x: rate, 1)\nheld = M()"
+    ),
+    "a metaclass": "rate = 1\nclass Meta(type):\n def run(cls): return rate\nclass M(metaclass=Meta): pass\nheld = M",
+    "an enum's method": "import enum\nrate = 1\nclass Op(enum.Enum):\n A = 1\n def run(self): return rate\nheld = Op",
+    "the value of an enum's member": (
+        "import enum, functools\nrate = 1\nclass Op(enum.Enum): A = functools.partial(lambda: rate)\nheld = Op.A"
+    ),
+    "a cached function": "import functools\nrate = 1\n@functools.lru_cache\ndef held(): return rate",
     "a class method": "rate = 1\nclass M:\n @classmethod\n def run(cls): return rate\nheld = [M]",
     "a cached property": (
         "import functools\nrate = 1\nclass M:\n @functools.cached_property\n def run(self): return rate\nheld = M"
