@@ -32,6 +32,7 @@ from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
 _MOST = 1_000
+_MOST_MADE = 256  # each holds what its loader captures
 _LONGEST = 300
 _made: OrderedDict[str, _MadeHere] = OrderedDict()
 
@@ -237,7 +238,7 @@ def make_recipe(
     with suppress(TypeError):  # it cannot be held weakly
         _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
         _made.move_to_end(digest[:32])
-        if len(_made) > _MOST:
+        if len(_made) > _MOST_MADE:
             _made.popitem(last=False)
     return Recipe(
         key=digest[:32],

@@ -96,7 +96,10 @@ def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
     declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
-    weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+    try:
+        weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+    except OSError:
+        return needs
     room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 

@@ -154,8 +154,11 @@ def version_of(name: str) -> str:
 def lookup(home: str, name: str) -> Any:
     """Return what an imported module has under a dotted name; None without it."""
     found: Any = sys.modules.get(home)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    except Exception:  # a module's own `__getattr__` may raise anything
+        return None
     return found
 
 

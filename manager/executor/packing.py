@@ -1,7 +1,7 @@
 """Pickle functions and arguments for sending.
 
 A function is pickled where it is used: once a map, and once a call of an app. Its bytes are reused if all objects that
-it captures are immutable and the same as before (`contexts.captured`).
+it captures are immutable and the same as before (`contexts.function_code`).
 """
 
 from __future__ import annotations

@@ -482,12 +482,18 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    return not _process_state(pid)
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # another user's
+        return False
+    except (OSError, OverflowError):
+        return True
+    return False
 
 
 def _process_state(pid: int) -> str:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[0]
