@@ -164,7 +164,11 @@ class Cluster(Desk):
             acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
         )  # fmt: skip
         self.report(pilot, hello, numbered=False)
-        if (mail := self.mail.get(pilot)) and isinstance(mail[0], to_pilot.PilotWelcome):
+        mail = self.mail[pilot]
+        answer = next(
+            m for m in mail if isinstance(m, to_pilot.PilotWelcome | to_pilot.HelloAgain | to_pilot.PilotRefused)
+        )
+        if mail[0] is answer and isinstance(answer, to_pilot.PilotWelcome):
             mail.popleft()
         return self
 
