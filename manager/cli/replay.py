@@ -64,7 +64,7 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
         makespans = compare(measured, policies=lambda: policies_of(folder), seeds=range(_SEEDS))
     live = False
     with contextlib.suppress(SessionError):
-        live = journal == folder.journal and presence.is_up(folder)
+        live = not as_json and journal == folder.journal and presence.is_up(folder)
     if as_json:
         console.json({"journal": str(journal), "took_s": took_s, "replayed": found, "simulated": makespans})
     else:

@@ -103,6 +103,10 @@ def test_the_outer_one_of_two_bars_is_the_progress():
     assert found.steps_per_s == 4.0
 
 
+def test_the_first_epoch_of_a_line_counts():
+    assert track([f"epoch 2 step {step}/100 epochs 10 loss 0.3" for step in range(1, 31)]).epoch == 2
+
+
 def test_epochs_with_a_total_around_steps():
     found = track(["Epoch 3/10", *(f"{k}/50 [===>...] - ETA: 9s - loss: 0.1" for k in range(1, 26))])
     assert (found.done, found.total, found.unit, found.epoch) == (2.5, 10, "epoch", 3)

@@ -148,8 +148,8 @@ def _progress(
     inner, outer = chosen.inner, chosen.outer
     now = inner.newest
     done, total, unit, inner_per_unit, whole = now.done, now.total, inner.unit, 1.0, True
-    epochs = [each.done for line in lines for each in line.counters if each.unit == EPOCH]
-    epoch = epochs[-1] if epochs else None
+    epochs = [each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH]
+    epoch = epochs[0] if epochs else None  # the first count of the newest line
     in_an_epoch = any(each.unit == EPOCH for each in inner.points[-1].line.counters)
     if outer is not None and now.total:
         done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total

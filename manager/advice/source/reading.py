@@ -246,6 +246,7 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
     "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
 }  # fmt: skip
+_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change their results
 _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
 _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
@@ -359,8 +360,8 @@ def result_of(site: CallSite, base: Known | None) -> Known | None:
             return site.argument(0 if site.dotted == "pydantic.Field" else -1, "default")
         case name if name in _WRAPPERS and site.args:
             return site.args[0]
-        case name if name in _COMPUTED and known and not site.kwargs:
-            if name == "int" and len(str(values[0])) > 40:
+        case name if name in _COMPUTED and known and not (name in _CONVERTS and site.kwargs):
+            if name in _CONVERTS and any(isinstance(value, str) and len(value) > 40 for value in values):
                 return None
             try:
                 result = _COMPUTED[name](*values)

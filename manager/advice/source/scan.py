@@ -165,7 +165,8 @@ class Scanner:
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # not by _bind: a loop's variable is no setting, whatever its name
                 scope.names[name] = first.weakened(0.7)
-        self._run([*node.body, *node.orelse], scope)
+        self._run(node.body, scope)
+        self._run(node.orelse, scope)
 
     def _bind(self, target: ast.expr, value: Known | None, scope: Scope) -> None:
         """Bind a target of an assignment; an unknown value unbinds it."""
