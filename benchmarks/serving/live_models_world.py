@@ -1,7 +1,7 @@
 """The requests of `benchmarks.serving.live_models`, and the same session in the simulator.
 
 Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
-request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.serving`).
+request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.log.TokenTimes`).
 `weighed=False` has simulated pilots judge by memory alone.
 """
 

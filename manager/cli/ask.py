@@ -74,18 +74,23 @@ class Observer:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
+        """Return the whole session at this moment. Raises SessionError."""
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
+        """Return why a call, pilot, library or context is in its state. Raises SessionError."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
+        """Return up to `limit` calls of each state, or of `only`. Raises SessionError."""
         return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
+        """End the session. Raises SessionError."""
         self._ask(to_manager.EndSession(reason), to_client.SessionOver)
 
     def _ask(self, question: Any, kind: type[A]) -> A:

@@ -34,16 +34,19 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
+    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
+    """Print lines."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
+    """Print one line."""
     lines([text])
 
 
@@ -54,6 +57,7 @@ def note(text: str) -> None:
 
 
 def error(text: str) -> None:
+    """Print an error on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -71,6 +75,7 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
+    """Print a value as one JSON document."""
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -94,6 +99,7 @@ class Redrawn:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
+        """Replace the lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -102,6 +108,7 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
+    """Give the block a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -151,6 +158,8 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
+    """A click type for whole numbers within bounds."""
+
     name = "number"
 
     def __init__(self, least: int = 1, most: int = MOST) -> None:

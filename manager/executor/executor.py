@@ -335,6 +335,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def tasks(self) -> dict[Any, Any]:
+        """Open calls: their futures by Parsl's task id."""
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
@@ -342,6 +343,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
+        """Fail all open calls with this exception, and accept no more."""
         logger.error("executor %s cannot go on: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
@@ -363,6 +365,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
+        """Calls that a node runs at once, as far as the site file says."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
@@ -397,6 +400,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def tell_blocks(self) -> None:
+        """Send the state of Parsl's blocks to the manager, if it has changed."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 

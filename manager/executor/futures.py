@@ -207,6 +207,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return True
 
     def cancelled(self) -> bool:
+        """True if the call was cancelled."""
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:

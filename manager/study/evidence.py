@@ -58,14 +58,17 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
+        """Number of calls."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
+        """The function's name without its module or file."""
         return self.function.rpartition(":")[2]
 
     @property
     def larger(self) -> float:
+        """Inputs of a call in relation to those of the measured calls."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 

@@ -66,6 +66,7 @@ class Screen:
         self.is_terminal = self._console.is_terminal
 
     def line(self, text: str = "", *, style: str = "") -> None:
+        """Print one line."""
         with survive_closed_pipe():
             self._console.print(Text(text, style=style))
 

@@ -117,6 +117,7 @@ class RecordLog:
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
+        """Return the record of this key, or None."""
         place = self._places.get(key)
         return None if place is None else self._record_at(place)
 

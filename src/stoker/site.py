@@ -286,6 +286,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
+        """The first and the last port to listen on."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 

@@ -40,6 +40,7 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
 
 
 def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:
+    """Return the error about the setting at this path of a text, with its line."""
     line = line_of(path, text)
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
     return ConfigError(f"{file}: line {line}: {table}{problem}", file=file, line=line, key=path[-1])

@@ -382,6 +382,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
+    """Remove the note of a gateway."""
     with suppress(OSError):
         _note_file(session, name).unlink()
 

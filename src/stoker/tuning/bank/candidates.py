@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
+        """The prompt's key."""
         return key_of(self.text)
 
 

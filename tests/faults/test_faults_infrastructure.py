@@ -1,0 +1,94 @@
+"""A disk, a device or a network that fails a call: it runs on another pilot; a user's own error does not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from faults.world import until
+
+import stoker
+from stoker.sessions import sent_call
+
+SITE = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:1"
+max_blocks = 2
+init_blocks = 2
+"""
+
+
+def a_disk_fails():
+    with open("/proc/self/mem", "rb") as file:
+        file.read(1)  # the kernel says EIO
+
+
+def a_device_fails():
+    import ctypes
+
+    set_error = ctypes.pythonapi.PyErr_SetObject
+    set_error.argtypes, set_error.restype = (ctypes.py_object, ctypes.py_object), None
+    set_error(RuntimeError, "CUDA error: uncorrectable ECC error encountered")
+
+
+def user_fails():
+    raise OSError(5, "Input/output error")
+
+
+@pytest.fixture(scope="module")
+def pair(shared_world):
+    path = shared_world.path / "site.toml"
+    path.write_text(SITE)
+    with stoker.load(str(path), run_dir=str(shared_world.runs)) as session:
+        until(lambda: len(session.status().pilots) == 2, why="both pilots")
+        yield session
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """A function that does something on the first pilot that it runs on, and where it ran so far."""
+    log = tmp_path / "log"
+
+    def run(act, log):
+        with open(log, "a+") as file:
+            file.write(f"{os.environ['STOKER_PILOT']}\n")
+            file.seek(0)
+            ran = file.read().split()
+        if ran[-1] == ran[0]:
+            act()
+        return ran
+
+    app = stoker.app(run)
+    return lambda act: app(act, str(log))
+
+
+def told(session, future):
+    call = sent_call(future)
+    assert call is not None
+    return str(session.explain(call.parsl_executor_task_id))
+
+
+@pytest.mark.parametrize(
+    ("act", "said"), [(a_disk_fails, "[Errno 5] Input/output error"), (a_device_fails, "uncorrectable ECC error")]
+)
+def test_a_call_that_one_pilot_fails_runs_on_the_other(pair, attempt, act, said):
+    before = pair.status()
+    failed, reruns, future = before.failed, before.rerun_calls, attempt(act)
+    first, second = future.result(60)
+    assert first != second
+    status = pair.status()
+    assert (status.failed, status.rerun_calls) == (failed, reruns + 1)
+    story = told(pair, future)
+    assert said in story
+    assert f"not on {first}" in story or f"not on cpu:0 of {first}" in story
+    assert said in str(pair.explain(first))
+
+
+def test_an_exception_of_the_users_own_is_not_tried_again(pair, attempt):
+    future = attempt(user_fails)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        future.result(60)
+    assert "raise OSError(5" in str(caught.value.__cause__)
+    assert "runs again" not in told(pair, future)
