@@ -1,4 +1,4 @@
-"""What every test may rely on."""
+"""Set-up for all tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What every inference engine keeps to, asked of one engine at a time (`stoker.contexts.inference.adapter`).
-
-A driver makes an engine over a small model and says what the model's own `generate` writes.
+"""The contract of inference engines (`stoker.contexts.inference.adapter`). A driver makes an engine over a small model
+and returns the expected text of the model's own `generate`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A port that a program is to listen on seconds later, and that nobody else gets until then."""
+"""A port reserved for a program that listens on it seconds later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The continuous engine over a small model of random weights, whose decode steps are captured at their first use."""
+"""The continuous engine over a small random model, whose decode steps are captured at first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`stoker` for tests that do something to a run: `python held_run.py COUNT run APP ...` waits once this process has
-written COUNT results, until there is a file `go-on` in its folder. However late a test looks, it finds the run at
-work."""
+"""`stoker` for tests that interfere with a run: `python held_run.py COUNT run APP ...` pauses after COUNT results
+until the file `go-on` exists in its folder.
+"""
 
 from __future__ import annotations
 

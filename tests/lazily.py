@@ -1,4 +1,4 @@
-"""Modules that take seconds to import, for test files that every worker of pytest-xdist reads and only one runs."""
+"""Slow imports for test files that every pytest-xdist worker reads and only one runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines without a model have in common: no memory, and nothing to do when they sleep, wake or are resized."""
+"""Base of engines without a model: no memory, and no effect of sleep, wake and resize."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A backend of captured steps that records instead of a device (`decode_graphs.GraphBackend`).
-
-A replay runs the function again. Captures and replays fail where CUDA would: if the function reads a value on the host,
-makes a tensor from Python values, or uses memory that the capture did not use.
+"""A recording backend of captured steps (`decode_graphs.GraphBackend`). A replay runs the function again. Captures and
+replays fail where CUDA would: on reads of device values, tensors from Python values, and memory outside the
+capture.
 """
 
 from __future__ import annotations

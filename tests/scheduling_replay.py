@@ -1,7 +1,5 @@
-"""The policies of SchedMate's scheduling once more, in a few lines each: a second opinion on what the core does.
-
-Plain event loops over jobs, without a manager, pilots or messages: what happens at one moment is all taken in before
-anything is decided.
+"""SchedMate's scheduling policies again in a few lines each, as a second opinion: plain event loops over jobs, without
+manager, pilots or messages.
 """
 
 from __future__ import annotations

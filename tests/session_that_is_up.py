@@ -1,4 +1,4 @@
-"""A session for the runs of one file that are not about a session's beginning or end: they find their model hot."""
+"""A session for the runs of one file, whose models stay hot."""
 
 from __future__ import annotations
 

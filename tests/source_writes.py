@@ -1,4 +1,4 @@
-"""Which fields a source writes: assigned, deleted, or changed by a method, also through a local name."""
+"""The fields that a source writes: assigned, deleted, or changed by a method, also through local names."""
 
 from __future__ import annotations
 

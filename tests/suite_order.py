@@ -1,8 +1,6 @@
-"""Which files of tests begin: the longest, so that of several workers none is left alone with one at the end.
-
-How long a file takes is what it took in the last runs here (pytest's cache, apart for `--long` and `--all`), else what
-`tests/file_seconds.json` says, which `make test ARGS=--write-seconds` writes after a whole run. `make test` asks xdist
-to keep the order, and all tests of a file go to one worker.
+"""Starts the longest test files first, so that no worker is left alone with one at the end. A file's time is that of
+the last runs here (pytest's cache, separate for `--long` and `--all`), else the one in `tests/file_seconds.json`,
+which `make test ARGS=--write-seconds` writes. xdist keeps this order, and runs a file on one worker.
 """
 
 from __future__ import annotations

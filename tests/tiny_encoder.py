@@ -1,4 +1,4 @@
-"""An encoder as small as one can be, for tests that embed."""
+"""A minimal encoder for tests that embed."""
 
 from __future__ import annotations
 

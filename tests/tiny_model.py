@@ -1,4 +1,4 @@
-"""A language model of random weights, for tests of what applications do around a model."""
+"""A language model of random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager's socket that does what the test says, for the client's side of the protocol; and a home of its own."""
+"""A manager's socket under a test's control for the client's side of the protocol; a private home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call may ask for, how functions and arguments are packed, how ends become values and errors."""
+"""Options of calls; packing of functions and arguments; ends as values and errors."""
 
 from __future__ import annotations
 

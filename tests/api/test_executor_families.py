@@ -1,4 +1,4 @@
-"""Which runtime of a family a call wants, by the length of its input."""
+"""The runtime of a family that a call wants, by the length of its input."""
 
 from __future__ import annotations
 

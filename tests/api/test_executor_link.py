@@ -1,4 +1,4 @@
-"""The client's end of the wire against a manager's socket that is played by hand."""
+"""The client's link against a manager's socket under the test's control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client has to say, as frames."""
+"""A client's messages as frames."""
 
 from __future__ import annotations
 

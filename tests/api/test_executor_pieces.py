@@ -1,4 +1,4 @@
-"""What a program keeps of the pieces of a call: each is handed on once, in order, whatever comes how often."""
+"""Pieces of a call reach the program once and in order."""
 
 from __future__ import annotations
 

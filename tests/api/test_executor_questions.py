@@ -1,4 +1,4 @@
-"""A client's questions to its manager, against a manager's socket that is played by hand."""
+"""A client's queries against a manager's socket under the test's control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are started together in one folder each get a run folder of their own."""
+"""Programs that start together in one folder get separate run folders."""
 
 from __future__ import annotations
 

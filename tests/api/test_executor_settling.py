@@ -1,4 +1,4 @@
-"""Results that take long to open, and callbacks that take long, delay no other result of the program."""
+"""Slow unpickling and slow callbacks delay no other result."""
 
 from __future__ import annotations
 

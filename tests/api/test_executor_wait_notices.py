@@ -1,4 +1,4 @@
-"""What a program hears unasked while it waits: once, again after a minute, and when the reason changes."""
+"""Notices while a program waits: once, again after a minute, and when the reason changes."""
 
 from __future__ import annotations
 

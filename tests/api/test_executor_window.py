@@ -1,4 +1,4 @@
-"""What a `stoker.map` holds is bounded by bytes: results that a slow loop has not taken, and those that will come."""
+"""The memory of a `stoker.map` is bounded in bytes: results not taken, and results to come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call may wish for, and how it is refused what no policy would honour."""
+"""Options that a policy must honour, and their refusal if no policy does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders whose names are not valid UTF-8 are refused where they come in, with what to do."""
+"""Folder names that are not valid UTF-8 are refused with advice."""
 
 from __future__ import annotations
 

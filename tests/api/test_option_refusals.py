@@ -1,4 +1,4 @@
-"""Every option of the Python face, given what it cannot be: a declared error names the option as users write it."""
+"""Each option of the Python API with a wrong value raises a declared error that names it."""
 
 from __future__ import annotations
 

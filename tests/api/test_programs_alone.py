@@ -1,4 +1,4 @@
-"""Whole programs, each in a process of its own: what they print, how they end, and what they leave behind."""
+"""Whole programs as processes: their output, their end, and what they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that nobody wants any more: their futures cancel them wherever they are, with a real session."""
+"""Cancelled futures cancel their calls, in a real session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program changes what its functions captured, in place, between calls: every call computes with it as it is then."""
+"""Calls see what a program changed in place in captured objects."""
 
 from __future__ import annotations
 

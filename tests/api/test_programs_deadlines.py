@@ -1,4 +1,4 @@
-"""Deadlines of calls where the program's wall clock is not the manager's, and where Parsl tries a call again."""
+"""Deadlines when clocks differ, and when Parsl retries a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose calls and loaders read and write files by relative names, as with Parsl."""
+"""Calls and loaders read and write files by relative names, as with Parsl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that run on two devices at once, in a session of this machine: real libraries, real sockets, real kills."""
+"""Calls on two devices at once, with real libraries, sockets and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs do with a loaded session of this machine: apps, contexts, map, errors; everything is real."""
+"""Programs with a loaded session: apps, contexts, map, errors."""
 
 from __future__ import annotations
 

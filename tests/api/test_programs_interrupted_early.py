@@ -1,4 +1,4 @@
-"""Ctrl-C in the first seconds of a program: no traceback from inside of packages, and nothing half done."""
+"""Ctrl-C in the first seconds: no traceback from packages, nothing half done."""
 
 from __future__ import annotations
 

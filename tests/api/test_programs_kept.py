@@ -1,4 +1,4 @@
-"""`stoker.map(..., keep=PATH)`: results are kept as they come, and the next run continues from them."""
+"""`stoker.map(..., keep=PATH)` keeps results as they come, and the next run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class of a module beside the program is one class: in the program, in a loader, in a function that imports it."""
+"""A class of a module next to the program is one class in the program, a loader and a function."""
 
 from __future__ import annotations
 

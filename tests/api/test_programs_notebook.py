@@ -1,4 +1,4 @@
-"""What a notebook's user sees, in a real kernel: bars in place, source lines of cells, `await`, changed helpers."""
+"""A notebook in a real kernel: bars in place, source lines of cells, `await`, changed helpers."""
 
 from __future__ import annotations
 

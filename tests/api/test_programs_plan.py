@@ -1,4 +1,4 @@
-"""A plan against what really happens: short runs are measured, a longer one is forecast and then made."""
+"""A plan against reality: short runs are measured, a longer one is forecast and then run."""
 
 from __future__ import annotations
 

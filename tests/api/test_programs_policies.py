@@ -1,4 +1,4 @@
-"""A session in which a policy of the user's own decides, from its site file to the story of a call after its end."""
+"""A session with a user's policy, from its site file to a call's story after its end."""
 
 from __future__ import annotations
 

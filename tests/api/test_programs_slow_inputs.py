@@ -1,4 +1,4 @@
-"""Slow inputs of a map: results that are there do not wait for the next item."""
+"""Results of a map do not wait for its next slow input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that read what a call yields while it runs."""
+"""Programs that read a call's pieces while it runs."""
 
 from __future__ import annotations
 

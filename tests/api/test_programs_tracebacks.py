@@ -1,4 +1,4 @@
-"""What a user sees of an error: their own lines, and what to do; no frame of Stoker."""
+"""Errors show the user's lines and advice, and no frame of Stoker."""
 
 from __future__ import annotations
 

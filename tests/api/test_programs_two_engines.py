@@ -1,6 +1,6 @@
-"""Two language models on one device: their engines take turns, and each writes what it writes alone.
-
-Under `slinfer` the pilot takes requests or refuses them by what the engines have to do."""
+"""Two language models on one device take turns, and each generates its usual text. Under `slinfer` the pilot accepts
+or refuses requests by the work of the engines.
+"""
 
 from __future__ import annotations
 

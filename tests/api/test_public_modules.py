@@ -1,5 +1,4 @@
-"""The public modules: what a program or an application may import. Adding a name is a decision; losing one breaks
-somebody."""
+"""Names of the public modules. Adding one is a decision; losing one breaks programs."""
 
 from __future__ import annotations
 

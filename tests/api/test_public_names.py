@@ -1,4 +1,4 @@
-"""The names that programs may use. Adding one is a decision; losing one breaks somebody."""
+"""Names for programs. Adding one is a decision; losing one breaks programs."""
 
 from __future__ import annotations
 

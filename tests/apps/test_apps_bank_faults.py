@@ -1,4 +1,4 @@
-"""A bank that several processes use, some of which are killed in the middle of what they do."""
+"""A bank in several processes, some of which are killed while they write."""
 
 from __future__ import annotations
 

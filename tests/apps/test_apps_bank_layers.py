@@ -1,4 +1,4 @@
-"""The bank's structure over made-up features: who is where, who comes and who goes; and the search in it."""
+"""The bank's structure over made-up features: clusters, insertion, removal and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K-medoids: as good as any single swap can make it, near the best there is, and the same every time."""
+"""K-medoids: no single swap improves it, near the optimum, and deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank over a real small model: built from its features, searched by its losses, targets alone counting."""
+"""A bank over a small real model: its features, its losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank on disk: opened again it is the same bank, and what is not whole is told and made again."""
+"""A bank on disk: reopened unchanged; damage is reported and repaired."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""`stoker batch` on a real session: killed, interrupted, without its pilot, and each `custom_id` is answered once.
-
-The model is small and of random weights: what it writes is the same every time, and that is what counts here.
+"""`stoker batch` on a real session, killed and interrupted, answers each `custom_id` once. The small model has random
+weights; its answers are deterministic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request file may hold: every line is read or refused, by line and field, before anything runs."""
+"""Each line of a request file is read or refused by line and field before anything runs."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What a run of `stoker batch` keeps of its requests, and what its two files are made of."""
+"""Records of a `stoker batch`, and its two output files."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Damaged files of the applications: an error names the file; one that can be made anew counts as not there."""
+"""Damaged files of applications: an error names the file; a replaceable file counts as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow files and streams, Feather, and the folders that Hugging Face's `save_to_disk` writes, as data files."""
+"""Arrow files and streams, Feather, and folders of Hugging Face's `save_to_disk`."""
 
 import json
 

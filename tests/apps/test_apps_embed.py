@@ -1,4 +1,4 @@
-"""`stoker run embed`: its results as files, and a real run that is killed, goes on, and ends like one that was not."""
+"""`stoker run embed`: its output files, and a run that is killed and resumed."""
 
 from __future__ import annotations
 

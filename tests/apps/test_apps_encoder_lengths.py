@@ -1,4 +1,4 @@
-"""`stoker run encoder_lengths`: what it reads and prints, and a small encoder measured through a real session."""
+"""`stoker run encoder_lengths`: input, output, and a small encoder in a real session."""
 
 from __future__ import annotations
 

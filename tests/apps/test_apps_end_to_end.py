@@ -1,7 +1,5 @@
-"""Both applications on a real session: stopped, killed, gone on with, and the same in the end.
-
-The model is small and of random weights: what it answers is the same every time, and that is what counts here. `make
-run` and the tests of the documents run the one that ships.
+"""Applications on a real session, stopped, killed and resumed with the same end. The small model has random weights;
+`make run` and the tests of the documents run the shipped one.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""The decorated functions of the applications: what they are, and which contexts they share."""
+"""The decorated functions of applications, and the contexts that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fields requests may have: every field of OpenAI's types has its place, and its answers are taken back."""
+"""Every field of OpenAI's types is honoured, ignored or refused, and its answers are accepted back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker profile`: what was measured as a table, and a small model measured through a real session."""
+"""`stoker profile`: the tables, and a small model in a real session."""
 
 from __future__ import annotations
 

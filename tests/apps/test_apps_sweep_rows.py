@@ -1,4 +1,4 @@
-"""The rows of a sweep are read as they are sent: a file of any length, of which memory holds a few rows."""
+"""A sweep reads rows as it sends them, and holds a few in memory."""
 
 from __future__ import annotations
 

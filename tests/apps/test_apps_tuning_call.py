@@ -1,4 +1,4 @@
-"""One job as a call on a library: where its initial prompt is from, what it goes on from, and what the bank gets."""
+"""One job as a call: its initial prompt, its resumption, and the bank's new prompt."""
 
 import math
 

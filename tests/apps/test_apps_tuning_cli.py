@@ -1,4 +1,4 @@
-"""What `stoker tune submit` refuses: one line that says what, where and what to do, before anything is submitted."""
+"""`stoker tune submit` refuses in one line before it submits anything."""
 
 import shlex
 from pathlib import Path

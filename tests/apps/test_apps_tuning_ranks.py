@@ -1,4 +1,4 @@
-"""Gangs of real processes on the loopback network: the same numbers as alone, and what happens when one is lost."""
+"""Gangs of real processes compute the same numbers as one, and notice a lost rank."""
 
 import re
 import signal

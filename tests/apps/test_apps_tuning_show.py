@@ -1,4 +1,4 @@
-"""Where jobs are, in words: states from what a session says, lines, reports."""
+"""The state of jobs in words: lines and reports."""
 
 import datetime
 import fcntl

@@ -1,4 +1,4 @@
-"""Strangers at a gang's rendezvous: they learn nothing of the job and break nothing, while the gang meets."""
+"""Strangers at a gang's rendezvous learn nothing and break nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning jobs on a real session of two CPU devices: by the API and by `stoker tune`, killed and stopped on the way."""
+"""Tuning jobs on a real session of two CPU devices, by API and command, killed and stopped."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Tuning of a tiny model in this process: what is learnt, what is refused, what is left behind."""
+"""Tuning of a tiny model in this process: learning, refusals, and cleanup."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Faults of clocks: somebody sets the clock of a machine, forth or back, and sets it right again."""
+"""Clock faults: a machine's clock is set forward or back, and corrected."""
 
 from __future__ import annotations
 

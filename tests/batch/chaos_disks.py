@@ -1,4 +1,4 @@
-"""Faults of disks: full for seconds, wiped, read-only, with files that were cut short."""
+"""Disk faults: full, wiped, read-only, with truncated files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, told to end, frozen; one, or all of a machine."""
+"""Process faults: killed, terminated, frozen; one, or all of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chaos test disturbs: a program on the head that joins a session and uses it until a file appears."""
+"""A program on the head node that joins a session and uses it until a file appears."""
 
 from __future__ import annotations
 

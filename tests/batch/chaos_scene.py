@@ -1,4 +1,4 @@
-"""The session that chaos disturbs, and the programs that use it; what they found, and what is left of it at the end."""
+"""The session under chaos, its programs, their results, and what remains at the end."""
 
 from __future__ import annotations
 

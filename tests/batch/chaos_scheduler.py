@@ -1,4 +1,4 @@
-"""Faults of the batch system: jobs that it ends, daemons that hang and die, nodes that go, commands that fail."""
+"""Batch system faults: ended jobs, hung and dead daemons, lost nodes, failing commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the network: strangers at every port that listens, connections that are reset, cables that are cut."""
+"""Network faults: strangers at every port, reset connections, cut cables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes of a session there are, each kind in an order that another run would find too: by node and age."""
+"""A session's processes by kind, in a reproducible order: by node and age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches a session while it is disturbed: whether results come, and what its processes take."""
+"""Watches a session under chaos: its results, and the resources of its processes."""
 
 from __future__ import annotations
 

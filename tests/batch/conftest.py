@@ -1,4 +1,4 @@
-"""Real clusters for tests: one that they share, and others of a shape of their own."""
+"""Real clusters for tests: a shared one, and ones of special shapes."""
 
 from __future__ import annotations
 

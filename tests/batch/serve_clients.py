@@ -1,4 +1,4 @@
-"""Clients of a gateway that is disturbed: what they ask, which answers are right, and which errors are excused."""
+"""Clients of a gateway under chaos: their requests, the right answers, and excused errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions on a real cluster, as tests want them: quick to look and quick to give up."""
+"""Sessions on a real cluster with short intervals and time limits."""
 
 from __future__ import annotations
 

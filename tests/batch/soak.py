@@ -1,4 +1,4 @@
-"""`make soak`: ten thousand faults over a real Slurm and local pilots, with nobody to watch."""
+"""`make soak`: ten thousand faults over a real Slurm and local pilots, unattended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make soak-serve`: clients of `stoker serve` over a real Slurm whose jobs come and go, with nobody to watch."""
+"""`make soak-serve`: clients of `stoker serve` over a real Slurm whose jobs come and go, unattended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running."""
+"""All faults at once on a real cluster: every call ends once, and nothing is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab is a real cluster: jobs, GPUs, preemption, faults; and it leaves nothing behind."""
+"""The lab is a real cluster (jobs, GPUs, preemption, faults) and leaves nothing behind."""
 
 from __future__ import annotations
 

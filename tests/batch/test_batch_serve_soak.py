@@ -1,4 +1,4 @@
-"""A gateway over a real Slurm that takes its jobs away: `make soak-serve` for STOKER_SOAK_S seconds (default 90)."""
+"""`make soak-serve` for STOKER_SOAK_S seconds (default 90)."""
 
 from __future__ import annotations
 

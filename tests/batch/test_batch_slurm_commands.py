@@ -1,4 +1,4 @@
-"""What the factory asks of Slurm and makes of its answers, over a real one: every end of a job in Slurm's own words."""
+"""The factory's commands over a real Slurm, and every end of a job in Slurm's words."""
 
 from __future__ import annotations
 

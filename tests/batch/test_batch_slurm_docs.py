@@ -1,4 +1,4 @@
-"""The commands that README and docs/clusters.md show for a cluster, run on one, in their order."""
+"""The cluster commands of README and docs/clusters.md run on a cluster, in their order."""
 
 from __future__ import annotations
 

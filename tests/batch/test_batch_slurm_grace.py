@@ -1,5 +1,6 @@
-"""Preemption with a GraceTime: a pilot that is the batch shell works through it, one in a step of srun leaves at its
-beginning; neither costs a call."""
+"""Preemption with GraceTime: a pilot that is the batch shell uses it, one in an srun step leaves at its start; neither
+loses a call.
+"""
 
 from __future__ import annotations
 

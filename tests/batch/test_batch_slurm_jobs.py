@@ -1,4 +1,4 @@
-"""Blocks are Slurm jobs: what a site asks for is what its jobs have, and what their pilots get."""
+"""Blocks are Slurm jobs with the resources of the site file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of jobs that lag or have gaps, and commands that print more than an id: one job a block, and none is left."""
+"""Listings with lag or gaps, and commands with extra output: one job per block, and none left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pilots are lost in every way in which Slurm takes them: their calls run again, and each call ends once."""
+"""Pilots lost in every way that Slurm knows: their calls run again, and each ends once."""
 
 from __future__ import annotations
 

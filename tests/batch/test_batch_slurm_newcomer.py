@@ -1,4 +1,4 @@
-"""A newcomer's first session: `init` in an empty folder, `up` on the file as it was written, two programs, `down`."""
+"""A first session: `init` in an empty folder, `up` on the file as written, two programs, `down`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm refuses, hangs, is full, is away: the user is told in its own words, and the work goes on when it can."""
+"""Slurm refuses, hangs, is full, is away: the user sees its words, and work continues when it can."""
 
 from __future__ import annotations
 

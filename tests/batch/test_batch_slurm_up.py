@@ -1,4 +1,4 @@
-"""From nothing to results on a cluster, with what the README names: init, doctor, up, a program, attach, down."""
+"""From nothing to results with README's commands: init, doctor, up, a program, attach, down."""
 
 from __future__ import annotations
 

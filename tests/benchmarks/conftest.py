@@ -1,4 +1,4 @@
-"""`cluster` and `toy`, as in `tests/core`, and a home of its own, as in `tests/api`."""
+"""`cluster` and `toy` of `tests/core`, and a private home as in `tests/api`."""
 
 from api.conftest import own_home
 from core.conftest import cluster, toy

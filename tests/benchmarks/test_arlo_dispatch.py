@@ -1,4 +1,4 @@
-"""Arlo's evaluation: which instance each strategy takes, on the paper's examples and against a plain search."""
+"""Arlo: the instance that each strategy takes, on the paper's examples and against a plain search."""
 
 from __future__ import annotations
 

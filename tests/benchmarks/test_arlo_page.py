@@ -1,4 +1,4 @@
-"""Arlo's page: results are kept and not computed twice, and the page says nothing that the records do not have."""
+"""Arlo's page: kept results are not computed again, and the page matches the records."""
 
 from __future__ import annotations
 

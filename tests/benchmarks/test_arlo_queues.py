@@ -1,4 +1,4 @@
-"""Arlo's evaluation: instances that answer one by one, their replacement, and whole runs of each system. No data."""
+"""Arlo: serial instances, their replacement, and whole runs of each system."""
 
 from __future__ import annotations
 

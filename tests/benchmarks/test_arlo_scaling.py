@@ -1,4 +1,4 @@
-"""Arlo's evaluation: when devices are added and released. Two runtimes, no data."""
+"""Arlo: when devices are added and released."""
 
 from __future__ import annotations
 

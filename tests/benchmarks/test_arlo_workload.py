@@ -1,4 +1,4 @@
-"""Arlo's evaluation: latencies by the paper's numbers, lengths and arrivals, and devices by the lengths."""
+"""Arlo: latencies by the paper's numbers, lengths, arrivals, and devices by length."""
 
 from __future__ import annotations
 

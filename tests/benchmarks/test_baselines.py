@@ -1,4 +1,4 @@
-"""What holds for INFless and ElasticFlow whatever comes: every job ends once, and none waits for devices for ever."""
+"""Invariants of INFless and ElasticFlow: every job ends once, and none waits forever."""
 
 from __future__ import annotations
 

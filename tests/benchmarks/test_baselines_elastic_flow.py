@@ -1,4 +1,4 @@
-"""ElasticFlow at the seams: what is promised, started, given more, taken away, and that nothing is kept."""
+"""ElasticFlow at the seams: admission, starts, growth, shrinking, and cleanup."""
 
 from __future__ import annotations
 

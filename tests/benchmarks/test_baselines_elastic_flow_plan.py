@@ -1,4 +1,4 @@
-"""ElasticFlow's plan on cases whose best answer is known by hand, and what must hold for any."""
+"""ElasticFlow's plan on cases with a known optimum, and its invariants."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""ElasticFlow's plan on its own traces, against what its authors published (plot_figure/scripts of their artifact).
-
-Published shares of jobs that end in time: Philly on 256 GPUs, simulated: 0.87 (Figure 8b). 195 jobs on 128 A100, on
-their testbed: 0.667, and 0.087 for earliest deadline first (Figure 6b). On such traces the parts alone (Figure 9, 128
-GPUs): 0.118 earliest deadline first, 0.326 that with admission, 0.835 shares without it, 0.949 all of it.
-
-Ours is better than the published ones where nothing is rounded to their slots and nothing fails as on a testbed. Their
-earliest deadline first gives a job 64 GPUs even where 16 are faster; ours does not, so it is better too.
+"""ElasticFlow's plan on its own traces against the published shares of jobs in time (its artifact's
+plot_figure/scripts). Simulated Philly on 256 GPUs: 0.87 (Figure 8b). 195 jobs on 128 A100 on the testbed: 0.667,
+and 0.087 for earliest deadline first (Figure 6b). Its parts alone (Figure 9, 128 GPUs): 0.118 earliest deadline
+first, 0.326 with admission, 0.835 shares without admission, 0.949 both. Our shares are higher because nothing is
+rounded to slots and nothing fails. Their earliest deadline first gives a job 64 GPUs even where 16 are faster; ours
+does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The baselines of prompt tuning in sessions of this machine: gangs of real libraries, which one of them resizes."""
+"""The baselines of prompt tuning in sessions of this machine, with gangs that one of them resizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""INFless: a model's instances scale at once and for themselves, and idle ones stay for a while."""
+"""INFless: the instances of a model scale at once and independently, and idle ones stay for a while."""
 
 from __future__ import annotations
 

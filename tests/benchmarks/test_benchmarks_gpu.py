@@ -1,4 +1,4 @@
-"""`make gpu`, rehearsed: a part that fails or hangs is a line of the record, and the next one runs."""
+"""`make gpu` in rehearsal: a failed or hung part is a line of the record, and the next part runs."""
 
 from __future__ import annotations
 

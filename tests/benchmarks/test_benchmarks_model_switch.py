@@ -1,4 +1,4 @@
-"""What `model_switch` makes of its sides' numbers."""
+"""The report of `model_switch` from its sides' numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Prompt Bank's benchmark says of the numbers that its side found."""
+"""The report of the Prompt Bank's benchmark from its side's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike prompts are, and what the number of clusters costs, on features that are known."""
+"""The similarity of prompts, and the cost by number of clusters, on known features."""
 
 from __future__ import annotations
 

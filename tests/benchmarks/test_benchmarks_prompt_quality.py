@@ -1,4 +1,4 @@
-"""What the benchmark of initial prompts makes of tuning curves, and that all of it runs on a tiny model."""
+"""The report of initial prompts from tuning curves, and a whole run on a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That the benchmarks run, and that none of their bars can be met by accident."""
+"""The benchmarks run, and no bar can be met by accident."""
 
 from __future__ import annotations
 

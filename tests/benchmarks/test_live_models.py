@@ -1,4 +1,4 @@
-"""The requests of `benchmarks.serving.live_models`, its simulation, and what its table says; no session is started."""
+"""Requests, simulation and table of `benchmarks.serving.live_models`, without a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the papers' evaluations share: their options, how they end, kept results, and text."""
+"""The shared parts of the papers' evaluations: options, ends, kept results, and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reproduction of the context paper: its pieces, on small cases."""
+"""Parts of the context paper's reproduction, on small cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the reproduction that is in the repository: its numbers are those that its parameters give."""
+"""The page of the context paper's reproduction matches its parameters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Five jobs on eight GPUs, worked out by hand: who gets what when, and what it costs.
-
-A cold start takes 23.95 s; work is divided among replicas with 0.5 % lost for each doubling; a gang meets for 2 s.
+"""Five jobs on eight GPUs with hand-computed allocations and cost. A cold start takes 23.95 s; work is divided among
+replicas with 0.5 % lost per doubling; a gang meets for 2 s.
 """
 
 from __future__ import annotations

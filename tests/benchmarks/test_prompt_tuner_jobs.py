@@ -1,4 +1,4 @@
-"""The jobs that PromptTuner's evaluation is made of, and what a run's log says of them."""
+"""The jobs of PromptTuner's evaluation, and what a run's log shows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on PromptTuner's evaluation: what it says of runs, the bars, the choice of settings, and the command."""
+"""PromptTuner's page: runs, bars, the choice of settings, and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of PromptTuner's evaluation: what one comes to, and how many of them are kept."""
+"""Runs of PromptTuner's evaluation: their results, and which are kept."""
 
 from __future__ import annotations
 

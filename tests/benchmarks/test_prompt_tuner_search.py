@@ -1,4 +1,4 @@
-"""The search for sets that the text allows: by its anchors, stage by stage, on seeds of its own."""
+"""The search for job sets within the paper's text: by anchors, in stages, on separate seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates for recipes that were never measured, on the collection's second draw."""
+"""Estimates for recipes without measurements, on the collection's second draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus of failed jobs: its split, its sources, and what must not stand in it."""
+"""The corpus of failed jobs: its split, its sources, and forbidden content."""
 
 from __future__ import annotations
 

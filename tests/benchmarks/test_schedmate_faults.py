@@ -1,4 +1,4 @@
-"""The lab in which real libraries meet faults: its parts work, and its record says what the page says."""
+"""The fault lab with real libraries: its parts work, and its record matches the page."""
 
 from __future__ import annotations
 

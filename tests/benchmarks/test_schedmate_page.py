@@ -1,4 +1,4 @@
-"""The page of SchedMate's scheduling: it says what the records have, and the records hold what the settings promise."""
+"""SchedMate's scheduling page matches its records, and the records match the settings."""
 
 from __future__ import annotations
 

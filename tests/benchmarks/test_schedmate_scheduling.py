@@ -1,4 +1,4 @@
-"""SchedMate's scheduling: what the policies do with a few jobs, that a second program agrees, and how errors are."""
+"""SchedMate's scheduling on a few jobs, against a second implementation, and its error model."""
 
 from __future__ import annotations
 

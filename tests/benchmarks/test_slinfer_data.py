@@ -1,4 +1,4 @@
-"""SLINFER's published files: the profile as tables of steps, the workloads as calls, and a first run."""
+"""SLINFER's published files: the profile as step times, the workloads as calls, and a first run."""
 
 from __future__ import annotations
 

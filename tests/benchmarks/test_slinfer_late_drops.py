@@ -1,4 +1,4 @@
-"""Calls that wait for longer than their time to first token are dropped; a load that they wait for is granted."""
+"""Calls that outwait their time to first token are dropped, but may wait for a load."""
 
 from __future__ import annotations
 

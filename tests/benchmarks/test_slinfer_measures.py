@@ -1,4 +1,4 @@
-"""SLINFER's measures, from logs that were written by hand."""
+"""SLINFER's measures from handwritten logs."""
 
 from __future__ import annotations
 

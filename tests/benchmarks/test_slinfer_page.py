@@ -1,4 +1,4 @@
-"""SLINFER's page: results are kept and not computed twice, and stand beside the paper's numbers."""
+"""SLINFER's page: kept results are not computed again, and appear next to the paper's numbers."""
 
 from __future__ import annotations
 

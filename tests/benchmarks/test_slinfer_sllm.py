@@ -1,4 +1,4 @@
-"""ServerlessLLM's rules, on worlds that are small enough to say what has to come of them."""
+"""ServerlessLLM's rules on small worlds with known outcomes."""
 
 from __future__ import annotations
 

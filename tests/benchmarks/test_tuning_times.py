@@ -1,4 +1,4 @@
-"""Where a tuning job's time goes: its shares, and two devices forecast from one."""
+"""The shares of a tuning job's time, and a forecast of two devices from one."""
 
 from __future__ import annotations
 

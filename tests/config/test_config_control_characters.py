@@ -1,5 +1,6 @@
-"""A control character in any text of a site file is refused with file, line and setting: it could become a line of a
-script."""
+"""A control character in a text of a site file is refused with file, line and setting, because it could become a line
+of a script.
+"""
 
 from __future__ import annotations
 

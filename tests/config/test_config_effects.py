@@ -1,4 +1,4 @@
-"""A setting that would change nothing where it stands is refused; so is a site that names itself."""
+"""A setting without effect is refused, and so is a site that names itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a site is what people read: in status, in stories, and where its batch system is in trouble."""
+"""The name of a site appears in status, stories and troubles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site says of the probes of its devices, and how it reaches its pilots."""
+"""A site's settings of device probes reach its pilots."""
 
 from __future__ import annotations
 

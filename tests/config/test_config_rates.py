@@ -1,4 +1,4 @@
-"""Rates as people write them."""
+"""Rates in text."""
 
 from __future__ import annotations
 

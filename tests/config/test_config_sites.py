@@ -1,4 +1,4 @@
-"""Site files: each that we ship loads; each fault is one line that names file, line, setting and what to do."""
+"""Shipped site files load; each fault is one line with file, line, setting and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent with real processes and sockets, and a manager that the sequence plays."""
+"""The agent with real processes and sockets; the sequence plays its manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pilot's core alone: the driver says each event, at a time of its own."""
+"""The pilot's core alone: the driver gives each event and its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TaskVine pool over a stand-in for TaskVine, which finishes an order when the world lets it."""
+"""A TaskVine pool over a stand-in for TaskVine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library's process as the core's own driver and the fake ones have it: it runs one call at a time."""
+"""A library's process in drivers: it runs one call at a time."""
 
 from __future__ import annotations
 

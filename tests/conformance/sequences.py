@@ -1,6 +1,5 @@
-"""What any pilot does about what its manager says and what happens to it, whatever shell its core has.
-
-A sequence that a shell cannot express says so, with the reason.
+"""How every pilot reacts to orders and faults, whatever its shell. A sequence that a shell cannot express gives the
+reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A pilot as its manager sees it, over any shell: what is said to it, what it says, and what the world does to it.
-
-A driver gives the world of one shell. Each shell's calls run one at a time in a library, until the world lets them
-end. Whatever a sequence does, each call must have left its library as often as it was given to it.
+"""A pilot as its manager sees it, over any shell. A driver provides the world of one shell; the calls of a library run
+one at a time until the world ends them. Each call must leave its library as often as it was sent there.
 """
 
 from __future__ import annotations

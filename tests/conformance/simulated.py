@@ -1,4 +1,4 @@
-"""A simulated pilot whose manager is the sequence. Virtual time passes where the sequence says so."""
+"""A simulated pilot whose manager is the sequence; virtual time passes on request."""
 
 from __future__ import annotations
 

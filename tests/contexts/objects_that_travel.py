@@ -1,7 +1,5 @@
-"""One of each kind of function and object that a program may hold, for test_contexts_payloads.py.
-
-`use_` functions answer True elsewhere, `make_` functions give what they give here, `refuse_` functions are refused from
-a script.
+"""One function or object of each kind, for test_contexts_payloads.py. `use_` functions return True elsewhere, `make_`
+functions return their value here, `refuse_` functions are refused from a script.
 """
 
 # ruff: noqa: B019, E731

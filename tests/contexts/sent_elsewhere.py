@@ -1,4 +1,4 @@
-"""Sends functions to a process that has none of their modules, and compares what comes back."""
+"""Sends functions to a process without their modules, and compares the results."""
 
 import pickle
 import subprocess

@@ -1,4 +1,4 @@
-"""The text of a request as it comes: whole characters, nothing of a stop text, and in the end the whole."""
+"""Streamed text: whole characters, no stop text, and complete at the end."""
 
 from __future__ import annotations
 

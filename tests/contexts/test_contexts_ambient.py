@@ -1,4 +1,4 @@
-"""What code in a library can ask, and what it is told elsewhere."""
+"""Functions for code in a library, and their answers elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores and texts over tiny random models of many architectures: right, whatever a model can share or can't."""
+"""Scores and texts over tiny random models of many architectures."""
 
 from __future__ import annotations
 

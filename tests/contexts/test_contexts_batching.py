@@ -1,4 +1,4 @@
-"""What a batch reads and writes next: order, limits, memory, and that every request comes to its end."""
+"""The next step of a batch: order, limits, memory, and that every request ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that a function uses: which may change in place, and which are bound to another object since."""
+"""Captured names: objects that may change in place, and names that were rebound."""
 
 from __future__ import annotations
 

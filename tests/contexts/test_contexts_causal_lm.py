@@ -1,6 +1,5 @@
-"""The ready-made causal LM: what it scores and writes is what the bare model says.
-
-Most of it is asked of a small model of random weights, and what depends on real ones of the model that ships (`real`).
+"""The ready-made causal LM scores and generates as the bare model. Most tests use a small model of random weights;
+tests of real weights use the shipped one (`real`).
 """
 
 from __future__ import annotations

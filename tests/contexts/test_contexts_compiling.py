@@ -1,4 +1,4 @@
-"""Runtimes that are compiled: what comes of a compiler that fails, and where what it makes is kept."""
+"""Compiled runtimes: compiler failures, and where results are cached."""
 
 from __future__ import annotations
 

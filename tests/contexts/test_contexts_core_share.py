@@ -1,4 +1,4 @@
-"""How many threads a library computes with where others compute on its cores. Pure but for PyTorch's number."""
+"""The number of threads of a library whose cores others use too."""
 
 from __future__ import annotations
 

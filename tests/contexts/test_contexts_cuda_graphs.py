@@ -1,4 +1,4 @@
-"""Captured decode steps on a GPU: they give what eager steps give, without a wait, and their memory is counted."""
+"""Captured decode steps on a GPU equal eager ones, need no synchronization, and count their memory."""
 
 from __future__ import annotations
 

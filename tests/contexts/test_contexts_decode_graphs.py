@@ -1,4 +1,4 @@
-"""Captured decode steps over a recording backend: the contract of engines, with tokens read one step late."""
+"""Captured decode steps over a recording backend: the engine contract, with tokens read one step late."""
 
 from __future__ import annotations
 

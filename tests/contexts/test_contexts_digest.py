@@ -1,4 +1,4 @@
-"""A recipe's digest is of its content: the same in every process, other when the content is other."""
+"""A recipe's digest depends on its content: equal in every process, different for other content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ready-made encoder: what it embeds and classifies is what the bare model says."""
+"""The ready-made encoder embeds and classifies as the bare model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtimes of the ready-made encoder: every batch in one shape, and the results of any other encoder."""
+"""Runtimes of the ready-made encoder: one shape for every batch, and the usual results."""
 
 from __future__ import annotations
 

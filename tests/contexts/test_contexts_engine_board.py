@@ -1,4 +1,4 @@
-"""An engine writes on the board of turns what it has to do: as a step begins, and when nothing is left."""
+"""An engine publishes its work on the turn board at the start of a step and when it is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of Stoker's own engines: each becomes a sample, the simulator runs the same, and a profiler asks for more."""
+"""Steps of the engines become samples; the simulator runs the same steps; a profiler requests more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots hand requests to the engine's thread: they join one batch, and no slot waits for another's work."""
+"""Slots hand requests to the engine's thread, which batches them without blocking other slots."""
 
 from __future__ import annotations
 

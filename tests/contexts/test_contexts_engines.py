@@ -1,4 +1,4 @@
-"""Stoker's own engines keep to the contract, over small models of random weights."""
+"""The engines fulfil the contract, over small models of random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's exception comes back as itself, with the traceback from the library as its cause; whatever it is made of."""
+"""A user's exception returns as itself, with the library's traceback as its cause."""
 
 from __future__ import annotations
 

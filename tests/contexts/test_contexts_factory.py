@@ -1,4 +1,4 @@
-"""`@context`: recipes from loaders, and clear words when one can't be made."""
+"""`@context` makes recipes from loaders, with clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pilot proves that it sees the program's folder; a recipe belongs to the folder that its own loader runs in."""
+"""A pilot proves that it sees the program's folder; a recipe belongs to its loader's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a library sends back leaves the classes of the program alone; what a program sends sets them in the library."""
+"""Results of a library leave the program's classes alone; a program's calls set them in the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention, products and draws of tokens give the same whichever way computes them."""
+"""All implementations of attention, products and sampling agree."""
 
 from __future__ import annotations
 

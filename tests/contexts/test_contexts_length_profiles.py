@@ -1,4 +1,4 @@
-"""What texts of each length take on an encoder: measured, kept, read again, and the lengths that pay by it."""
+"""Times of texts by length on an encoder: measured, stored, and the lengths that pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub that cannot be reached: the hub's real client, against ports of this machine that refuse or take nothing."""
+"""An unreachable hub: its real client against local ports that refuse or hang."""
 
 from __future__ import annotations
 

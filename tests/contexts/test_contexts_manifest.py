@@ -1,4 +1,4 @@
-"""Manifests: who knows an object's name can prove every part of it, and nothing else passes for one."""
+"""An object's name proves every part of it, and rejects everything else."""
 
 from __future__ import annotations
 

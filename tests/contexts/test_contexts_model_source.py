@@ -1,4 +1,4 @@
-"""What a model's cache takes is told by its config.json."""
+"""A model's config.json determines the size of its cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of objects: equal content, equal name; other content, other name, whatever the file names are made of."""
+"""Equal content has equal names, whatever the file names; other content has other names."""
 
 from __future__ import annotations
 

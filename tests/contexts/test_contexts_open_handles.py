@@ -1,4 +1,4 @@
-"""Open files, archives and temporary files and folders are refused by name, wherever they are."""
+"""Open files, archives and temporary files are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments in short: of values, and of pickled ones without running what they would make."""
+"""Arguments in short form: of values, and of pickles without running them."""
 
 from __future__ import annotations
 

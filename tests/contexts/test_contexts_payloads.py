@@ -1,6 +1,5 @@
-"""Values that travel come back as they were, and what can't travel is named.
-
-Every kind of object that a program may hold travels from a script and from a module, or is refused in words.
+"""Values that are sent return unchanged; others are named in an error. Every kind of object is sent from a script and
+a module, or refused.
 """
 
 from __future__ import annotations

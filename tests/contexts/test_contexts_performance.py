@@ -1,4 +1,4 @@
-"""Measurements are kept across processes, and a damaged file never stops anybody."""
+"""Measurements persist across processes, and a damaged file stops nothing."""
 
 from __future__ import annotations
 

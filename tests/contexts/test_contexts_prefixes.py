@@ -1,4 +1,4 @@
-"""Which beginnings are found, kept and dropped. KV here is just the tokens that it stands for."""
+"""Prefixes that are found, kept and dropped. KV is represented by its tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The profiler asks an engine for samples at powers of two and compares its table with other workloads.
-
-Times of a tiny model say nothing, so a clock of the test's own says what each step took.
+"""The profiler samples an engine at powers of two and compares its table with other workloads. A test clock sets the
+step times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model makes of texts that it reads is what one plain pass over each text alone says, in any batch."""
+"""Batched reading gives the results of one pass per text."""
 
 from __future__ import annotations
 

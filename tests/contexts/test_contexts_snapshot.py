@@ -1,4 +1,4 @@
-"""Snapshots are made once, whole or not at all, and only ever save time. What is loaded here is a stand-in model."""
+"""Snapshots are made once and atomically, and only save time. The model is a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes is foretold from others: known tables, samples that are hit, errors, and what is kept."""
+"""Predicted step times: known tables, exact samples, errors, and storage."""
 
 from __future__ import annotations
 

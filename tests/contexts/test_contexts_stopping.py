@@ -1,4 +1,4 @@
-"""A call that is told to stop leaves its model: its requests, scores and rows end, and other calls write the same."""
+"""A stopped call leaves its model: its requests end, and other calls generate the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed weights are what safetensors reads, and models around them those of `from_pretrained`."""
+"""Streamed weights equal those of safetensors, and models those of `from_pretrained`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of the user's own that a function imports when it runs: they travel with it, and versions are kept apart."""
+"""User modules that a function imports at run time travel with it, and versions stay separate."""
 
 from __future__ import annotations
 

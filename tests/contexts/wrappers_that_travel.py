@@ -1,4 +1,4 @@
-"""More objects that wrap others, and classes with slots, for test_contexts_payloads.py; see objects_that_travel.py."""
+"""More wrapper objects, and classes with slots, for test_contexts_payloads.py."""
 
 # ruff: noqa: B019, B024, E731
 

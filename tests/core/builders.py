@@ -1,4 +1,4 @@
-"""Clusters for tests, by hand: `cluster(pilots=3).call("c1")` tells what happened, `hears` what the core said to it."""
+"""Handmade clusters for tests: `cluster(pilots=3).call("c1")` gives events, `hears` returns the core's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cluster`, `peers` and `toy`; whatever they made is replayed when its test is over."""
+"""`cluster`, `peers` and `toy`; their events are replayed after each test."""
 
 from __future__ import annotations
 

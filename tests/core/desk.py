@@ -1,5 +1,5 @@
-"""A core under test: every event is checked as it happens, and all of them again, as the journal would replay them:
-from the first one on, and half-way from a snapshot of the core.
+"""A core under test. Every event is validated, and all events are replayed, from the first and from a snapshot half-
+way.
 """
 
 from __future__ import annotations

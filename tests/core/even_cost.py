@@ -1,4 +1,4 @@
-"""Step times of an engine that a test can add up by hand."""
+"""Step times that a test can add up by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shell around a pilot's core that does nothing by itself: tests say what happens, and see what the core wants."""
+"""A passive shell around a pilot's core: tests give events and read commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Pilots that fetch objects from each other, part by part, in virtual time: the real core, toy links.
-
-Each pilot has a link of `rate` bytes a second up and the same down; the origin has one too. A pilot asks each of its
-sources for one part after the other, rarest first among those that its sources have, ties by chance of a fixed seed. A
-part that comes from a `corrupt` pilot is wrong; one that is asked of a dead or unreachable pilot fails after a while.
+"""Pilots that fetch objects from each other part by part in virtual time: the real core, toy links. A pilot's link has
+`rate` bytes per second up and down; so has the origin's. A pilot asks each source for one part at a time, the
+rarest first, ties at random with a fixed seed. Parts from a `corrupt` pilot are wrong; requests to a dead or
+unreachable pilot fail after a while.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advice in the core: what is asked by itself, what each kind of answer changes, and what nobody waits for."""
+"""Advice in the core: automatic questions, the effect of each answer, and that nothing waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks: asked for, submitted by the factory, counted by what they bring."""
+"""Blocks: requested, submitted by the factory, counted by their pilots."""
 
 from __future__ import annotations
 

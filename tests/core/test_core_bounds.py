@@ -1,4 +1,4 @@
-"""What the manager remembers is bounded by what is open, not by what has been."""
+"""The manager's memory is bounded by open work, not by past work."""
 
 from __future__ import annotations
 

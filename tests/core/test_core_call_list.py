@@ -1,4 +1,4 @@
-"""Which calls `stoker calls` is told of, in each state."""
+"""The calls that `stoker calls` lists, in each state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call's way through the core: arriving, waiting, running, coming back, ending."""
+"""A call's way through the core: arrival, queue, run, return, end."""
 
 from __future__ import annotations
 

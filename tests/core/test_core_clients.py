@@ -1,4 +1,4 @@
-"""Clients join, come back, get every result once, leave; sessions end."""
+"""Clients join, reconnect, receive every result once, leave; sessions end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines under the default policy: the nearest first, and what cannot be in time is dropped or told of."""
+"""Deadlines under the default policy: the nearest first; late calls are dropped or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that the infrastructure failed: they run elsewhere at no cost, and end after so many tries."""
+"""Infrastructure failures: calls run elsewhere at no cost, and fail after several tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pilots whose disks take no context: they are left alone, the recipe is not blamed, and it is told."""
+"""Pilots with bad disks are avoided and reported, and the recipe is not blamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on several libraries: where they meet, how they lose each other, what is learned of their pace."""
+"""Gangs: rendezvous, lost members, and the measured pace."""
 
 from __future__ import annotations
 

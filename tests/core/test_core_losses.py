@@ -1,4 +1,4 @@
-"""Lost pilots are counted at once, and by the reason that the batch system names for them later."""
+"""Lost pilots count at once; the batch system's reason is added later."""
 
 from __future__ import annotations
 

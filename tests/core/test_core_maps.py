@@ -1,4 +1,4 @@
-"""Maps report their lengths, so the manager knows what is still to come."""
+"""Maps report their lengths, so the manager knows the remaining work."""
 
 from __future__ import annotations
 

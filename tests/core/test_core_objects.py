@@ -1,4 +1,4 @@
-"""The plan of transfers, step by step: who is told to get an object from whom."""
+"""The transfer plan step by step: which pilot fetches an object from which."""
 
 from __future__ import annotations
 

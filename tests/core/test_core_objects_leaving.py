@@ -1,4 +1,4 @@
-"""The plan of transfers where pilots leave: what they still serve, and what only they have."""
+"""The transfer plan for leaving pilots: what they still serve, and what only they have."""
 
 from __future__ import annotations
 

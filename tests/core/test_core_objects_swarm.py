@@ -1,4 +1,4 @@
-"""The plan of transfers, carried out in virtual time: how long it takes, and that it ends, whatever is lost."""
+"""The transfer plan in virtual time: its duration, and that it ends under any loss."""
 
 from __future__ import annotations
 

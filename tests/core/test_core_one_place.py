@@ -1,4 +1,4 @@
-"""A decision has one place, read off the sources: one file compares what it is made by, and others ask that file."""
+"""Each decision is in one file, checked on the sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lane of pieces through the manager: to the client that waits for them, and its acknowledgements back."""
+"""Pieces pass through the manager to their client, and acknowledgements back."""
 
 from __future__ import annotations
 

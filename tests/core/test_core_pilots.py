@@ -1,4 +1,4 @@
-"""Pilots join, are cut off, come back with less or more than the manager thinks, drain, leave, vanish."""
+"""Pilots join, disconnect, reconnect with less or more than known, drain, leave, vanish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of a context against a plain list, and that it costs what it holds."""
+"""A context's queue against a plain list; its cost depends on its size."""
 
 from __future__ import annotations
 

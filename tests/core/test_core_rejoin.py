@@ -1,4 +1,4 @@
-"""A pilot that was given up comes back with what it holds; and pilots whose walltime ends."""
+"""A pilot that was given up returns with its libraries; walltimes end."""
 
 from __future__ import annotations
 

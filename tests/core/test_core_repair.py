@@ -1,4 +1,4 @@
-"""The manager comes back with a shorter journal, and its peers make its picture whole again."""
+"""The manager restarts with a shorter journal, and its peers restore the missing facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A context whose libraries say themselves how many calls they run at once (`slots="auto"`)."""
+"""Contexts that choose their number of slots (`slots="auto"`)."""
 
 from __future__ import annotations
 

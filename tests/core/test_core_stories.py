@@ -1,4 +1,4 @@
-"""What `stoker explain` and `stoker status` say in each state."""
+"""`stoker explain` and `stoker status` in each state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short calls do not wait behind a long one while they could run elsewhere."""
+"""Short calls do not wait behind a long one if they can run elsewhere."""
 
 from __future__ import annotations
 

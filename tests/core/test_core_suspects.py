@@ -1,4 +1,4 @@
-"""A call can hurt only itself: pilots and libraries that die while it runs, and the walltime."""
+"""A call can hurt only itself: dying pilots and libraries, and the walltime."""
 
 from __future__ import annotations
 

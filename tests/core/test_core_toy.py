@@ -1,4 +1,4 @@
-"""Default policies over toy pilots, in virtual time: whole lives of calls, with everything that goes wrong."""
+"""Default policies over toy pilots in virtual time, with every fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""One file writes each piece of the manager's state: who changes the fields of its nouns, read off the sources.
-
-A field is found by its name and by what holds it (`library.held`, `manager.state.calls`), also through a local name for
-it (`held = library.held`, `for listed in (source.coming, ...)`). Nouns may change themselves in their own files.
+"""One file writes each field of the manager's state, checked on the sources. A field is identified by its name and its
+owner (`library.held`, `manager.state.calls`), also through local names (`held = library.held`, `for listed in
+(source.coming, ...)`). Nouns may change themselves in their own files.
 """
 
 from __future__ import annotations

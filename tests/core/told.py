@@ -1,4 +1,4 @@
-"""Pilots as each other's peers, for tests of the plan of transfers: what each was told of an object."""
+"""Pilots as peers, for tests of the transfer plan: the orders of each about an object."""
 
 from __future__ import annotations
 

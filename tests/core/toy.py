@@ -1,7 +1,5 @@
-"""A toy cluster in virtual time: the real core and policies, toy pilots, a client, a heap of timed events.
-
-Everything takes `latency_s` from one process to another, in order, and may be lost with its connection. The times are
-the same each time; nothing waits.
+"""A toy cluster in virtual time: the real core and policies, toy pilots, a client, a heap of timed events. Messages
+take `latency_s`, stay in order, and may be lost with their connection. Runs are deterministic.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""A pilot that obeys the protocol in virtual time: it loads, runs, gives back, evicts, resizes, refuses, drains, dies.
-
-A library that is to start waits while what it needs is held by one that is told to end, and a library that is to grow
-while another has not shrunk. It is as strict as a real one: a reservation that exceeds what is there without libraries
-that are told to end, a call twice in one library, or a function that it was never sent is a fault of the manager's, and
-fails the test.
+"""A pilot that obeys the protocol in virtual time. A library starts or grows only when another has released what it
+needs. The pilot is strict: an impossible reservation, a call sent twice to one library, or a function that was
+never sent fails the test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documentation's pages, taken apart: fenced blocks, the commands in them, headings, links."""
+"""Parses the documentation's pages: fenced blocks, commands, headings, links."""
 
 from __future__ import annotations
 

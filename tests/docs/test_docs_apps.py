@@ -1,6 +1,5 @@
-"""docs/apps.md keeps its promises: its files and commands make applications that `stoker run` finds and runs.
-
-`pip install` is the page's, with what keeps it off the network and out of this environment.
+"""The files and commands of docs/apps.md make applications that `stoker run` finds. `pip install` runs offline and
+outside this environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/batch.md keeps its promises: its commands are run in their order, and its lists are those of the code."""
+"""The commands of docs/batch.md run in order, and its lists match the code."""
 
 from __future__ import annotations
 

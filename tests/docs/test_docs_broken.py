@@ -1,5 +1,4 @@
-"""A newcomer breaks docs/examples/broken.py in each way that README lists: `stoker explain` names the cause, by its
-lines, and says what to do."""
+"""docs/examples/broken.py, broken in each way that README lists: `stoker explain` names the cause and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command and every Python block of the documentation is run here, or stands in a list below with a reason."""
+"""Every command and Python block of the documentation runs here, or is listed with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/embeddings.md keeps its promises: its commands run, and its programs give vectors."""
+"""The commands and programs of docs/embeddings.md run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links in the documentation lead somewhere, and what it says of the layout is so."""
+"""Links in the documentation resolve, and its statements on the layout hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/long-runs.md keeps its promises: its programs and commands are run in their order."""
+"""The programs and commands of docs/long-runs.md run in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/options.md lists every option, and each with a test that exists."""
+"""docs/options.md lists every option with an existing test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/plan-and-replay.md names what the two commands take and print."""
+"""docs/plan-and-replay.md matches the input and output of its two commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/policies.md keeps its promises: its policy is the one in the file, does what it says, and can be deployed."""
+"""The policy of docs/policies.md is the one in the file, works, and can be deployed."""
 
 from __future__ import annotations
 

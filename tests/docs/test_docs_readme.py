@@ -1,4 +1,4 @@
-"""README is short, begins with what a newcomer does, and its figures name where they come from."""
+"""README is short, starts with a newcomer's commands, and its figures name their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/serve.md keeps its promises: its models file is one, its commands are run, and its program chats."""
+"""The models file, commands and program of docs/serve.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes what the code says: each message that it names is one that can be read."""
+"""docs/troubleshooting.md quotes messages of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that the stand-in `pynvml` of this folder shows: a test writes it, and may break it meanwhile."""
+"""The machine behind the stand-in `pynvml` of this folder, written and broken by tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A virtual environment with only the packages that a pilot needs: packing PyTorch takes minutes."""
+"""A virtual environment with a pilot's packages only: packing PyTorch takes minutes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Pilots on nodes without the project, the environment, the session folder, and perhaps Python.
-
-A node is a mount namespace in which empty folders cover all of these.
+"""Pilots on nodes without project, environment, session folder, and perhaps Python. A node is a mount namespace with
+empty folders over them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Slurm that tests steer: its commands on PATH, its jobs in a folder."""
+"""A Slurm under a test's control: its commands on PATH, its jobs in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fake `sbatch`, `squeue`, `scancel`, `scontrol` or `sacct` does: as Slurm 22.05, over a folder of jobs."""
+"""Fake `sbatch`, `squeue`, `scancel`, `scontrol` and `sacct`, as Slurm 22.05, over a folder of jobs."""
 
 import contextlib
 import fcntl

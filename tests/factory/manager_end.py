@@ -1,4 +1,4 @@
-"""The manager's end of a factory's wire: real sockets and keys, and orders that a test gives."""
+"""The manager's end of a factory's connection: real sockets and keys, a test's orders."""
 
 from __future__ import annotations
 

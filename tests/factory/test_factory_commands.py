@@ -1,4 +1,4 @@
-"""Commands of a batch system: bounded in time, with nothing left behind, and without the user's defaults."""
+"""Commands of a batch system: bounded in time, without remains, without the user's defaults."""
 
 from __future__ import annotations
 

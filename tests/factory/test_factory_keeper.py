@@ -1,4 +1,4 @@
-"""A keeper over a batch system in memory: no block twice, none forgotten, nothing kept from the user."""
+"""A keeper over a batch system in memory: each block once, none forgotten, everything reported."""
 
 from __future__ import annotations
 

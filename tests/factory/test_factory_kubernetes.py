@@ -1,4 +1,4 @@
-"""Kubernetes, over as much of its package as Parsl's provider uses. Not tried against a cluster."""
+"""Kubernetes, over the part of its package that Parsl's provider uses."""
 
 from __future__ import annotations
 

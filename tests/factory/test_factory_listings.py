@@ -1,4 +1,4 @@
-"""PBS, LSF and Grid Engine: what they print, and a block's way over commands that print it."""
+"""Output of PBS, LSF and Grid Engine, and a block's life over commands that print it."""
 
 from __future__ import annotations
 

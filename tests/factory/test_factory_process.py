@@ -1,4 +1,4 @@
-"""The factory as a process: real sockets, commands of a fake Slurm, and kills."""
+"""The factory as a process: real sockets, a fake Slurm's commands, and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submit scripts: what they ask for, and that a shell reads back what was meant."""
+"""Submit scripts: their requests, and that a shell reads them back as intended."""
 
 from __future__ import annotations
 

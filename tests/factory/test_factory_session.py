@@ -1,4 +1,4 @@
-"""A program on a site with a batch system: the whole way, with a fake Slurm that runs its jobs on this machine."""
+"""A program on a batch system: everything real but a fake Slurm that runs jobs on this machine."""
 
 from __future__ import annotations
 

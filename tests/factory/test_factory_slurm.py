@@ -1,4 +1,4 @@
-"""Slurm for the factory, over commands that print what Slurm prints."""
+"""Slurm for the factory, over commands with Slurm's output."""
 
 from __future__ import annotations
 

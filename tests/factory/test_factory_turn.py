@@ -1,4 +1,4 @@
-"""How a factory begins: what it says that it waits for, and that no wait is for ever."""
+"""A factory's start: what it waits for, and that every wait ends."""
 
 from __future__ import annotations
 

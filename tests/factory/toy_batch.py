@@ -1,4 +1,4 @@
-"""A batch system in memory, that does what a test says, and a clock that a test turns."""
+"""A batch system in memory and a clock, both under a test's control."""
 
 from __future__ import annotations
 

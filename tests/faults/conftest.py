@@ -1,4 +1,4 @@
-"""Worlds of their own for tests that break things; what they leave behind is a failure."""
+"""Isolated worlds for tests that break things; remains fail the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything is killed at seeded random times while calls stream: each ends exactly once, with the right result."""
+"""Random kills (seeded) while calls stream: each call ends once with the right result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node whose disk is too small, in a session: it is left alone, others do its work, and it is told why."""
+"""A node with a full disk in a session: it is avoided and reported, and others do its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call can hurt only itself, with real processes: garbage on a socket, dead pilots, and the walltime."""
+"""A call can hurt only itself, with real processes: garbage on a socket, dead pilots, walltime."""
 
 from __future__ import annotations
 

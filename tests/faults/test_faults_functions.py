@@ -1,4 +1,4 @@
-"""Functions that go wrong, and a poison call among good ones: the good ones finish."""
+"""Faulty functions and a poison call among good ones: the good ones finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs over two pilots while pilots, libraries and the manager are killed: real processes, real connections."""
+"""Gangs over two pilots while pilots, libraries and the manager are killed."""
 
 from __future__ import annotations
 

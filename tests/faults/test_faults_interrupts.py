@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: asks nothing, ends soon, leaves no process and no half-written file; the next run goes on."""
+"""Ctrl-C at any moment: ends soon, leaves no process and no partial file; the next run continues."""
 
 from __future__ import annotations
 

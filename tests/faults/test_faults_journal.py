@@ -1,4 +1,4 @@
-"""The journal loses its end, as after a host's crash: the session goes on, and says so."""
+"""The journal loses its tail, as after a host's crash: the session continues and says so."""
 
 from __future__ import annotations
 

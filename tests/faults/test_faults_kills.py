@@ -1,4 +1,4 @@
-"""kill -9, of everything that a session is made of."""
+"""kill -9 of every process of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders that go wrong: what their callers are told, and that everybody else's calls are not troubled."""
+"""Faulty loaders: their errors, and that other calls are unaffected."""
 
 from __future__ import annotations
 

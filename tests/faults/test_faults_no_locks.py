@@ -1,4 +1,4 @@
-"""A file system without locks: Lustre that is mounted without `flock`, NFS without its lock daemon."""
+"""File systems without locks: Lustre without `flock`, NFS without its lock daemon."""
 
 from __future__ import annotations
 

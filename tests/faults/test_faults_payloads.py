@@ -1,4 +1,4 @@
-"""What cannot travel, what is very large, and functions from every place where people write them."""
+"""Unpicklable and very large payloads, and functions from every place where people write them."""
 
 from __future__ import annotations
 

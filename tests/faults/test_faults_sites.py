@@ -1,4 +1,4 @@
-"""A site file that is wrong: one line that names file, key and the nearest valid key, and nothing is started."""
+"""A wrong site file: one line names file, key and the nearest valid key, and nothing starts."""
 
 from __future__ import annotations
 

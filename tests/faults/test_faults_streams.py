@@ -1,4 +1,4 @@
-"""kill -9 while a call yields: its reader gets each piece once, in order."""
+"""kill -9 while a call yields: its reader receives each piece once, in order."""
 
 from __future__ import annotations
 

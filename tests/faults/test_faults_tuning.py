@@ -1,4 +1,4 @@
-"""Three tuning jobs with different deadlines, and a pilot killed meanwhile: what a user sees and gets."""
+"""Three tuning jobs with deadlines, and a pilot that is killed."""
 
 from __future__ import annotations
 

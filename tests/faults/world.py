@@ -1,4 +1,4 @@
-"""What the tests of faults share: which processes a session has, and how to run programs that are to be killed."""
+"""Shared by tests of faults: the processes of a session, and programs to kill."""
 
 from __future__ import annotations
 

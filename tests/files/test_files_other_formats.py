@@ -1,4 +1,4 @@
-"""Files that are not what their reader needs: the error says what the file is, where, and what to do."""
+"""Files in a wrong format: the error says what the file is, where, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, whatever happens to the disk and to the writer."""
+"""Files are written atomically, whatever happens to disk and writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of damaged frames for a live manager and a live pilot, under keys that are right: nothing dies."""
+"""Thousands of damaged frames with valid keys for a live manager and pilot: nothing dies."""
 
 from __future__ import annotations
 

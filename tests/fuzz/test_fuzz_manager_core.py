@@ -1,7 +1,5 @@
-"""No event of the right types makes the manager's core raise, whatever its values (see
-`benchmarks.reliability.fuzz_manager`).
-
-`STOKER_FUZZ_EVENTS=1000000 pytest tests/fuzz/test_fuzz_manager_core.py` gives it so many.
+"""No event of the right types makes the manager's core raise (see `benchmarks.reliability.fuzz_manager`).
+STOKER_FUZZ_EVENTS sets the number of events.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Damaged inputs for every reader of bytes from outside: only the errors that it declares may come. Seeded, and short;
-`make fuzz` goes on for millions."""
+"""Damaged inputs for every reader of outside bytes raise only declared errors. Seeded and short; `make fuzz` runs
+millions.
+"""
 
 from __future__ import annotations
 

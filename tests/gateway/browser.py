@@ -1,4 +1,4 @@
-"""A real browser without a window, driven over Chrome's DevTools protocol by two pipes: nothing more to install."""
+"""A real headless browser, driven over Chrome's DevTools protocol by two pipes."""
 
 from __future__ import annotations
 

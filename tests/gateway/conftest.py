@@ -1,4 +1,4 @@
-"""One gateway, and one session behind it, for the tests of a file."""
+"""One gateway and one session for the tests of a file."""
 
 from __future__ import annotations
 

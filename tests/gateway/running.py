@@ -1,4 +1,4 @@
-"""A gateway as its users have it: a process of its own, in front of a session of this machine."""
+"""A gateway as a process, in front of a session of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts of the first token, against queues whose waits are known."""
+"""Forecasts of the first token against queues with known waits."""
 
 from __future__ import annotations
 

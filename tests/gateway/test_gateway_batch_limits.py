@@ -1,4 +1,4 @@
-"""The limits of a key hold for its batches, and a batch that is cut short keeps its answers."""
+"""A key's limits hold for its batches, and an interrupted batch keeps its answers."""
 
 from __future__ import annotations
 

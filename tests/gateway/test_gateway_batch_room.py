@@ -1,4 +1,4 @@
-"""A batch outlives that its gateway's machine has no room for a moment: no disk, or no descriptors."""
+"""A batch survives a temporary lack of disk or descriptors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files and batches, with OpenAI's own client: a batch is answered, goes on when the gateway is killed, and can be
-stopped."""
+"""Files and batches with OpenAI's client: answered, continued after a kill of the gateway, cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a client leaves, its request stops in the model, and the library continues to serve the other clients."""
+"""When a client leaves, its request stops in the model, and the library serves the others."""
 
 from __future__ import annotations
 

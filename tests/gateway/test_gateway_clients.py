@@ -1,4 +1,4 @@
-"""Clients by others, where they are installed: they find the gateway by its address alone."""
+"""Third-party clients, where installed, need only the gateway's address."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Every body that the gateway sends is what OpenAI's own types say: no field is missing, of another type, or unknown.
-
-The bodies are read as they come over the wire. OpenAI's client itself checks nothing.
+"""Every body of the gateway matches OpenAI's types: no field is missing, mistyped or unknown. Bodies are read from the
+wire, because OpenAI's client checks nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ends is started again: the gateway, a pilot, a session; and keys that change while a gateway runs."""
+"""Restarts of the gateway, a pilot and a session; keys that change while a gateway runs."""
 
 from __future__ import annotations
 

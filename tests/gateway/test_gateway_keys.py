@@ -1,4 +1,4 @@
-"""What a key may ask, in batches and of requests that its client left; pages of other sites; ids of requests."""
+"""Limits of keys for batches and abandoned requests; pages of other sites; request ids."""
 
 from __future__ import annotations
 

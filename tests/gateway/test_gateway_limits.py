@@ -1,4 +1,4 @@
-"""`max` and `keep_alive` of a model, with a session and devices to spare."""
+"""`max` and `keep_alive` of a model, with spare devices."""
 
 from __future__ import annotations
 

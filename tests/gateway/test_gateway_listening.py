@@ -1,4 +1,4 @@
-"""Gateways beside each other on one session: over TLS, on a Unix socket, and when one of them dies."""
+"""Several gateways on one session: over TLS, on a Unix socket, and when one dies."""
 
 from __future__ import annotations
 

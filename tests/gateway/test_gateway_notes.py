@@ -1,4 +1,4 @@
-"""What `stoker status` shows of the models that gateways serve, from their notes. No gateway runs."""
+"""Models of gateways in `stoker status`, from their notes. No gateway runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway as OpenAI's own client sees it: every answer is read into that client's types, strictly."""
+"""The gateway with OpenAI's client: every answer parses strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page at / in a real browser: it shows what the gateway does, asks for a key, and survives its gateway."""
+"""The page at / in a real browser: figures, keys, and a restarted gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the gateway that need neither HTTP nor a session."""
+"""Parts of the gateway without HTTP or a session."""
 
 from __future__ import annotations
 

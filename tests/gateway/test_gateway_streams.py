@@ -1,4 +1,4 @@
-"""The events of a stream, without HTTP and without a session: when an error has a status, and when it is an event."""
+"""Events of a stream without HTTP or a session: errors as a status, and as an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other clients send and want: many and wide embeddings, histories as they come, wishes that an engine has not."""
+"""Requests of other clients: many and wide embeddings, odd histories, options that an engine lacks."""
 
 from __future__ import annotations
 

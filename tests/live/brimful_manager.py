@@ -1,4 +1,4 @@
-"""A manager that reads no more messages when a few bytes wait for room on its disk."""
+"""A manager that stops reading messages when a few bytes wait for its disk."""
 
 from __future__ import annotations
 

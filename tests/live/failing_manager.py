@@ -1,5 +1,4 @@
-"""A manager whose core has a fault: it raises on calls of the function `boom`, after it has accepted them, and in the
-story of `boom`."""
+"""A manager whose core raises on calls of the function `boom`, after accepting them, and in its story."""
 
 from __future__ import annotations
 

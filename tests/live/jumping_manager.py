@@ -1,5 +1,4 @@
-"""A manager on a host whose wall clock somebody sets while it runs: by as many seconds as the file $CLOCK_AHEAD
-says."""
+"""A manager whose wall clock is ahead by the seconds in the file $CLOCK_AHEAD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves."""
+"""A manager that compacts its journal early and stops at one step, as if killed there."""
 
 from __future__ import annotations
 

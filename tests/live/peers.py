@@ -1,4 +1,4 @@
-"""A real manager process, and peers that speak the real protocol over real sockets."""
+"""A real manager process, and peers with the real protocol over real sockets."""
 
 from __future__ import annotations
 

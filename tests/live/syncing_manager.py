@@ -1,4 +1,4 @@
-"""A manager whose disk syncs when it is told to: an fdatasync waits for the file GO, and is a line in SYNCED."""
+"""A manager whose fdatasync waits for the file GO and adds a line to SYNCED."""
 
 from __future__ import annotations
 

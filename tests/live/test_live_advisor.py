@@ -1,4 +1,4 @@
-"""The manager's end of the advisor: a real process that answers, is killed, hangs, or talks nonsense."""
+"""The manager's end of the advisor: a real process that answers, is killed, hangs, or sends garbage."""
 
 from __future__ import annotations
 

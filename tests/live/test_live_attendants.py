@@ -1,4 +1,4 @@
-"""The manager and its factory: one that dies, one that lives without a word, and what people are told meanwhile."""
+"""The manager and its factory, which dies or hangs, and the messages to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key a block: it lets pilots of its block in and speaks for no other, from when it is issued until it is revoked."""
+"""A block's key admits its own pilots only, from its issue until it is revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall clock of the manager's host is set forward and back while a session runs."""
+"""The wall clock of the manager's host jumps while a session runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal is compacted while its session goes on; a manager that is killed meanwhile loses nothing."""
+"""A journal is compacted during a session; a kill meanwhile loses nothing."""
 
 from __future__ import annotations
 

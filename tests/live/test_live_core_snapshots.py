@@ -1,4 +1,4 @@
-"""Snapshots of a core: what is saved comes back, what cannot be saved is said, and what is damaged is never guessed."""
+"""Snapshots of a core: restored, refused if unsaveable, and rejected if damaged."""
 
 from __future__ import annotations
 

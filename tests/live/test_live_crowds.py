@@ -1,4 +1,4 @@
-"""A thousand connections that say nothing, at a manager that may open 1,024 files: the session goes on as if alone."""
+"""A thousand silent connections at a manager with 1,024 descriptors: the session is unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event makes the core raise: it is refused, and the session goes on without it."""
+"""An event makes the core raise: it is refused, and the session continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manager remembers for the next one: of contexts, and of the sources of its pilots."""
+"""The manager's memory for the next one: contexts, and sources of pilots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal keeps what it was given up to any point where a crash may cut it."""
+"""The journal keeps its records up to any crash point."""
 
 from __future__ import annotations
 

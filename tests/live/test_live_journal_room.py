@@ -1,4 +1,4 @@
-"""A journal that cannot be written costs a pause: the manager lives, answers questions, and goes on by itself."""
+"""An unwritable journal pauses the session: the manager answers questions and continues by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs do not grow without limit, and whoever reads their end reads on."""
+"""Logs are bounded, and readers of their end continue."""
 
 from __future__ import annotations
 

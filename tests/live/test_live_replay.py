@@ -1,4 +1,4 @@
-"""What a live manager decided is decided again when its journal is replayed; where it is not, that is said."""
+"""A replayed journal gives the same decisions; differences are reported."""
 
 from __future__ import annotations
 

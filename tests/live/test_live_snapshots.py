@@ -1,5 +1,4 @@
-"""A context that one pilot has in a form that loads fast comes to another pilot as an object: real processes, each
-with a disk of its own and all with one home, as on the nodes of a cluster."""
+"""A pilot fetches another pilot's snapshot as an object: real processes with separate disks and one home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real pilot process without the session's key: it ends by itself, soon, and says why; the session goes on."""
+"""A pilot without the session's key ends soon with a reason; the session continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state folder of its own, executors that always end, and a look at what they leave behind."""
+"""A private state folder, executors that always end, and a check of their remains."""
 
 from __future__ import annotations
 

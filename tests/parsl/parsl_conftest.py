@@ -1,6 +1,5 @@
-"""Parsl's `tests/conftest.py` as a plugin, with the one hook that newer pytest refuses brought up to date.
-
-It is used with `--noconftest -p parsl_conftest`.
+"""Parsl's `tests/conftest.py` as a plugin, with one hook updated for newer pytest (`--noconftest -p
+parsl_conftest`).
 """
 
 from pathlib import Path

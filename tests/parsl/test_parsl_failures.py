@@ -1,4 +1,4 @@
-"""Failures of Parsl's own apps: what monitoring, an error and `stoker explain` say of them, and of Parsl's wrappers."""
+"""Failures of Parsl's own apps and wrappers in monitoring, errors and `stoker explain`."""
 
 from __future__ import annotations
 

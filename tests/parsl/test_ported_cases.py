@@ -1,4 +1,4 @@
-"""Cases that Parsl's suite keeps for its own executor (HTEX), asked of ours."""
+"""Cases of Parsl's suite for its own executor (HTEX), run on ours."""
 
 from __future__ import annotations
 

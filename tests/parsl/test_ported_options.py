@@ -1,4 +1,4 @@
-"""Options of the executor that Parsl's users know, each with what it does."""
+"""Executor options that Parsl's users know, and their effects."""
 
 from __future__ import annotations
 

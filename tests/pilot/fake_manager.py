@@ -1,4 +1,4 @@
-"""A manager for tests: a real ROUTER with CURVE that a test drives by hand, and pilots as real processes."""
+"""A manager for tests: a real ROUTER with CURVE under the test's control, and pilots as real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library whose context has an engine tells how full the batch is; no other library says anything of it."""
+"""A library with an engine reports the load of its batch; others do not."""
 
 from __future__ import annotations
 

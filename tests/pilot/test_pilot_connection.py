@@ -1,4 +1,4 @@
-"""A manager that goes away and comes back: contexts stay hot, nothing is lost, nothing is said twice."""
+"""A manager goes away and returns: contexts stay hot, nothing is lost or repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pilot's pure core: its books always add up."""
+"""The pilot's pure core: its records are consistent."""
 
 from __future__ import annotations
 

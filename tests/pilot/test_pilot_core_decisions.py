@@ -1,4 +1,4 @@
-"""What a pilot decides, without any process, socket or clock."""
+"""A pilot's decisions, without process, socket or clock."""
 
 from __future__ import annotations
 

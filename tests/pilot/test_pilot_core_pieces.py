@@ -1,4 +1,4 @@
-"""The pieces that a pilot keeps: until its manager's client has them, and no longer."""
+"""A pilot keeps pieces until the client has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a pilot stops a running call: it tells the call, waits for its grace, and kills the library last."""
+"""A pilot stops a running call: a message, a grace period, then a kill."""
 
 from __future__ import annotations
 

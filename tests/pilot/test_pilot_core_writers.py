@@ -1,7 +1,5 @@
-"""Who writes each piece of a pilot's state, read off the sources of its core.
-
-What decides where calls, objects and memory are has one file that writes it; a few facts about a process are noted
-where they are heard. A new writer of anything fails here, and is either put where the others are or named.
+"""The writers of each field of a pilot's state, checked on the sources: one file for calls, objects and memory. A new
+writer fails here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A library restores what it can after a call; other damage ends it after the result, and later calls run elsewhere."""
+"""A library restores what it can after a call; other damage ends it, and later calls run elsewhere."""
 
 from __future__ import annotations
 

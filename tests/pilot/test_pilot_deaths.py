@@ -1,4 +1,4 @@
-"""What dies, and what the manager hears of it; and that nothing is left behind."""
+"""Deaths of processes, the reports to the manager, and that nothing is left."""
 
 from __future__ import annotations
 

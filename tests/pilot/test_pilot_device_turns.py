@@ -1,4 +1,4 @@
-"""Whose turn it is on a device: the shortest headroom goes first, and nobody waits for ever."""
+"""Turns on a device: the shortest headroom first, and no engine waits forever."""
 
 from __future__ import annotations
 

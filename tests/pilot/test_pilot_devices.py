@@ -1,4 +1,4 @@
-"""Finding devices: what was granted, and nothing more."""
+"""Finds exactly the granted devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that takes no more, on a pilot: told as what it is, and as the pilot's fault, not the context's."""
+"""A full disk is reported as the pilot's fault, not the context's."""
 
 from __future__ import annotations
 

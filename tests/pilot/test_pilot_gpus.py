@@ -1,4 +1,4 @@
-"""A pilot with GPUs, over a driver that a test describes: what it offers, measures, reports and outlives."""
+"""A pilot with GPUs over a described driver: offers, measurements, reports and recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a library may take of the memory of CPU devices, of which it may come to hold more than its recipe declares."""
+"""Memory of CPU devices for a library that grows beyond its recipe."""
 
 from __future__ import annotations
 

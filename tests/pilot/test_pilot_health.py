@@ -1,4 +1,4 @@
-"""What the answers of probes add up to."""
+"""The verdict from several probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exceptions are the infrastructure's: real ones where they can be had, else exact texts that C raises."""
+"""Exceptions of the infrastructure: real ones if possible, else exact texts from C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read while calls run, and when: all that one frame says of a call finds it in the queue, or taken."""
+"""Frames that arrive while calls run are read in time, as a whole."""
 
 from __future__ import annotations
 

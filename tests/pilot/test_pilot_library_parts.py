@@ -1,4 +1,4 @@
-"""Parts of the library process by themselves."""
+"""Parts of the library process in isolation."""
 
 from __future__ import annotations
 

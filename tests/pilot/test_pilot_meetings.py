@@ -1,4 +1,4 @@
-"""Where the ranks of a gang meet, as a library knows it."""
+"""A gang's rendezvous in a library."""
 
 from __future__ import annotations
 

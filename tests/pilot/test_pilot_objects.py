@@ -1,5 +1,4 @@
-"""Pilots and objects: wanted, had from other pilots by the manager's plan, served, told of; and without shared
-files."""
+"""Objects on pilots: requested, fetched by the manager's plan, served; also without shared files."""
 
 from __future__ import annotations
 

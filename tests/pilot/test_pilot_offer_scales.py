@@ -1,4 +1,4 @@
-"""An agent looks at the board of turns and tells the core what the engines on a device have to do."""
+"""An agent reads the turn board and tells the core the work of the engines on a device."""
 
 from __future__ import annotations
 

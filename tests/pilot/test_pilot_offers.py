@@ -1,4 +1,4 @@
-"""A pilot takes an offered call, or refuses it: for time, or for memory."""
+"""A pilot accepts an offered call, or refuses it for time or memory."""
 
 from __future__ import annotations
 

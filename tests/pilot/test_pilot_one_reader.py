@@ -1,4 +1,4 @@
-"""An order of the manager's to a pilot is interpreted in one place."""
+"""One place interprets the manager's orders to a pilot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of devices: what they find, what the agent makes of it, and how a GPU's driver is called."""
+"""Device probes: results, the agent's reaction, and calls of a GPU's driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shadow validation: the three cases of SLINFER §VI-C, by hand."""
+"""Shadow validation: the three cases of SLINFER §VI-C by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory that a call makes goes with its library, however that ends; what a call only attaches to stays."""
+"""Shared memory of a call is removed with its library; attached memory stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions with clashing modules in several slots of one library: they take turns, and each finds its own."""
+"""Functions with clashing modules in several slots take turns, and each finds its modules."""
 
 from __future__ import annotations
 

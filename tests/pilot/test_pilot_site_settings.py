@@ -1,5 +1,4 @@
-"""What a site file says of its pilots, and what a real pilot then does: probe, probe_every, cache_size, cache_age, and
-the files of a context."""
+"""Site settings of a real pilot: probe, probe_every, cache_size, cache_age, and files of a context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library asks its context how many calls it runs at once (`slots="auto"`)."""
+"""A library asks its context for its number of slots (`slots="auto"`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots on a node: what no object was made of goes by its age, and what a process writes stays."""
+"""Snapshots on a node: unused ones are removed by age, and ones being written stay."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A pilot that offers its GPUs and the cores that they leave (`devices = "gpu+cpu"`), over a driver that a test
-describes."""
+"""A pilot with GPUs and spare cores (`devices = "gpu+cpu"`), over a described driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pilot that lacks what its batch job gave it leaves with that reason, and blames nobody for what fails meanwhile."""
+"""A pilot that loses what its job gave it leaves with that reason, and blames no call."""
 
 from __future__ import annotations
 

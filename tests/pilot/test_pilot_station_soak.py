@@ -1,4 +1,4 @@
-"""Random operations over a real pilot: its devices are never overfull, and each operation is answered exactly once."""
+"""Random operations over a real pilot: devices are never overfull, and each operation has one answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real libraries with real engines stop a call for each reason, in each method of a model, and continue to serve."""
+"""Real libraries with engines stop a call for each reason, in each method of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Much at once, in no order: every call that was sent leaves its library exactly once."""
+"""Many operations in random order: every call leaves its library once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an exception that a call raised: in short, with the places in the user's own code."""
+"""Reports of a call's exception: short, with the places in the user's code."""
 
 from __future__ import annotations
 

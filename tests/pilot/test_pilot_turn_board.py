@@ -1,4 +1,4 @@
-"""The board of turns, and the work that engines write next to their rows."""
+"""The turn board, and the engines' work next to their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walltime: where a pilot hears of it, what it says, and that it is gone before the batch system's signal."""
+"""Walltime: its sources, the reports, and a pilot that ends before the batch system's signal."""
 
 from __future__ import annotations
 

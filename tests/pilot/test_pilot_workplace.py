@@ -1,4 +1,4 @@
-"""Calls run in the program's folder where the pilot sees it, else in a folder of their own; then it is put in order."""
+"""Calls run in the program's folder if the pilot sees it, else in a private one; then it is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zygotes: their orders, and the threads that imported modules start."""
+"""Zygotes: their orders, and threads of imported modules."""
 
 from __future__ import annotations
 

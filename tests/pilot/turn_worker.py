@@ -1,8 +1,5 @@
-"""A library of the turn tests: computes iterations of a length, and writes when each began and ended.
-
-python turn_worker.py BOARD LIBRARY DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S SAYS_S
-
-SAYS_S: how long it says that an iteration takes.
+"""A library of the turn tests, which writes the start and end of each iteration. `python turn_worker.py BOARD LIBRARY
+DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S SAYS_S`; SAYS_S: its forecast of an iteration.
 """
 
 from __future__ import annotations

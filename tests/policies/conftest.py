@@ -1,4 +1,4 @@
-"""`cluster` and `toy`, as in `tests/core`."""
+"""`cluster` and `toy` of `tests/core`."""
 
 from core.conftest import cluster, toy
 

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 as plainly as they can be written, over whole lists: what the quick ones must agree with."""
+"""Algorithms 1 and 2 in plain form over whole lists, as a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stub policies: each is the smallest that needs one power of the seams."""
+"""Stub policies: the smallest one for each power of the seams."""
 
 from __future__ import annotations
 

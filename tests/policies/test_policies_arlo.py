@@ -1,4 +1,4 @@
-"""`arlo`: its allocation against all choices and against integer programs, and its seams over a toy cluster."""
+"""`arlo`: its allocation against all choices and integer programs, and its seams over a toy cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Limits of a context's libraries: no more are loaded than programs allow, idle ones go after their keep-alive, the
-least number stays."""
+"""Limits of a context's libraries: the maximum, keep-alive, and the minimum."""
 
 from __future__ import annotations
 

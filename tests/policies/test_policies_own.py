@@ -1,4 +1,4 @@
-"""Policies of the user's own: found by module or file, made, refused where they are none, kept with their session."""
+"""Users' policies: found, made, refused, and kept with their session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residency by default: loads, evictions, failed loads, spare cores, calls that slow each other down, keep-alive."""
+"""Default residency: loads, evictions, failed loads, spare cores, slowdown, keep-alive."""
 
 from __future__ import annotations
 

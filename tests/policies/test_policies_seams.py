@@ -1,4 +1,4 @@
-"""What the core carries for policies, with stub policies; the order in which libraries are offered calls."""
+"""The core's support of policies, with stubs; the order of libraries."""
 
 from __future__ import annotations
 

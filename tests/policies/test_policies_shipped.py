@@ -1,4 +1,4 @@
-"""Every policy that ships, and every baseline: what it does differently, in small simulated worlds."""
+"""Every shipped policy and baseline in small simulated worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slinfer` at the seams: small cases, whose answer is known by hand. The pilot's judgement is said by the test."""
+"""`slinfer` at the seams: small cases with known answers. The test plays the pilot."""
 
 from __future__ import annotations
 

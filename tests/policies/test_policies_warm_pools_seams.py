@@ -1,4 +1,4 @@
-"""`prompt-tuner` at the seams: small cases, whose answer is known by hand, over the toy cluster in virtual time."""
+"""`prompt-tuner` at the seams: small cases with known answers over the toy cluster."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Anything may happen in any order: the core's promises hold, and the same events give the same commands.
-
-The rules act on the toy cluster, whose pilots obey the protocol; noise is frames that were said before, frames out of
-order, and messages of things that are not there. Every event is followed by `validate`; at the end everything that was
-accepted has ended once, and the recorded events are replayed from their bytes.
+"""Random events in any order: the core's promises hold, and the same events give the same commands. Rules act on the
+toy cluster; noise is repeated frames, frames out of order, and messages about unknown things. `validate` follows
+every event; at the end every accepted call has ended once, and the recorded events are replayed.
 """
 
 from __future__ import annotations

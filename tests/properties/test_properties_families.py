@@ -1,4 +1,4 @@
-"""Anything may happen in any order under `arlo`: calls to families, of which a runtime may not load, beside others."""
+"""Random events under `arlo`: calls to families, some of whose runtimes fail to load."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Pilots that want objects come, go, fail, lie and lose sight of each other in any order: everybody gets everything.
-
-The rules act on the toy swarm; every event is followed by `validate`, which knows the bounds and the promises of the
-plan (nobody fetches from itself, one reader an object, who waits is in a queue). At the end every pilot that is still
-there has what it wanted, as long as anybody can read where it comes from.
+"""Pilots join, leave, fail, lie and disconnect in any order: every pilot gets its objects. `validate` follows every
+event and checks the plan (no pilot fetches from itself, one reader per object, every waiting pilot is queued). At
+the end every remaining pilot has its objects if any pilot can read their origin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The time left that bars show: steady where results come steadily, and near the truth after a few bursts."""
+"""The time left on bars: steady for steady results, and nearly right after a few bursts."""
 
 from __future__ import annotations
 

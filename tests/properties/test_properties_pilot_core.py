@@ -1,7 +1,6 @@
-"""Anything may happen to a pilot in any order: each call leaves its library once, and memory is never held twice.
-
-The machine plays the manager, the processes of libraries and the node. It believes what a manager does: a call is in
-a library from the order that sends it until the pilot says that it has left, by whatever message.
+"""Random events at a pilot: each call leaves its library once, and memory is never held twice. The machine plays the
+manager, the processes and the node; for it a call is in a library from its order until the pilot reports that it
+left.
 """
 
 from __future__ import annotations

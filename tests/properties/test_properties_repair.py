@@ -1,5 +1,6 @@
-"""The manager is replaced by one that knows only the beginning of its journal. Pilots and the client say anew what they
-hold, and every call ends once, whatever else happens."""
+"""A manager with a shorter journal takes over. Pilots and the client repeat what they hold, and every call ends
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A manager's core and the cores of its pilots, with what is on its way between them, and a world that keeps the truth.
-
-The world knows what neither side can be asked for: which calls each process really runs, and what it really holds of
-its devices. A process ends, and gives memory back, some time after it was told to.
+"""A manager's core, the cores of its pilots, the messages between them, and a world with the truth: which calls each
+process runs, and the device memory it holds. A process ends, and frees memory, some time after its order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world of its own for each test: whatever a session leaves behind in it is a failure."""
+"""A private world for each test; remains of a session fail it."""
 
 from __future__ import annotations
 

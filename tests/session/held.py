@@ -1,5 +1,4 @@
-"""Processes of a session that wait until a test lets them go on, so that it looks at a moment that lasts as long as it
-likes. A busy machine would be past it before the test looks."""
+"""Processes of a session that pause until a test releases them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The advisor of a real session: it answers from what a program left, is killed, and nothing waits for it."""
+"""The advisor of a real session: it answers, is killed, and nothing waits for it."""
 
 from __future__ import annotations
 

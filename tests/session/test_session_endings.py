@@ -1,4 +1,4 @@
-"""Commands that are ended by a signal at any moment: what they began is put in order, or found by its name."""
+"""Commands that a signal ends at any moment: their work is undone, or found by name."""
 
 from __future__ import annotations
 

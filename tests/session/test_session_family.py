@@ -1,4 +1,4 @@
-"""A family under policy `arlo`, with real processes: each call runs in a runtime that is long enough for its input."""
+"""A family under `arlo` with real processes: each call runs in a runtime for its length."""
 
 from __future__ import annotations
 

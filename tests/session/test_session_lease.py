@@ -1,4 +1,4 @@
-"""Leases: one manager a session, on one machine and on several."""
+"""Leases: one manager per session, on one machine and on several."""
 
 from __future__ import annotations
 

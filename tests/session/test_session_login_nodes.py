@@ -1,5 +1,6 @@
-"""Two login nodes that see one session folder, and nothing else of each other: real managers in namespaces of their
-own, with other host names, other process ids, other clocks, and locks that do not reach across."""
+"""Two login nodes that share only the session folder: real managers in namespaces with different host names, process
+ids, clocks and locks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Managers that come back elsewhere, that are taken over, that outlive clients, that nobody uses."""
+"""Managers that restart elsewhere, are replaced, outlive clients, or idle."""
 
 from __future__ import annotations
 

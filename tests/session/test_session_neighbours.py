@@ -1,5 +1,4 @@
-"""Two sessions of one user on one host: they share the pilots' disk and nothing else; the end of one does not touch
-the other."""
+"""Two sessions of one user on one host share only the pilots' disk; the end of one does not affect the other."""
 
 from __future__ import annotations
 

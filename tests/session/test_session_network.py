@@ -1,4 +1,4 @@
-"""A machine whose network is at fault: who cannot reach a manager says so within seconds, and what to do."""
+"""A machine with a network fault: unreachable managers are reported within seconds, with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager is there if it is the session's own: another program may listen on its port by now."""
+"""A manager is up only if it is the session's: another program may use its port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session is of one Python version: bytecode of another crashes there, or computes wrongly without a word."""
+"""A session has one Python version, because bytecode of another crashes or computes wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions are known by their ids: those that are over while there are few of them, those that live for ever."""
+"""Sessions are known by id: ended ones while they are few, running ones always."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session whose pilot has a GPU, which a stand-in for its driver shows, and the cores beside it."""
+"""A session whose pilot has a GPU (of a stand-in driver) and spare cores."""
 
 from __future__ import annotations
 

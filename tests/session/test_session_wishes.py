@@ -1,5 +1,4 @@
-"""Wishes that no policy of the session honours are refused where they are made: in a session of the program's own, and
-in one that it joins."""
+"""Options that the session's policies do not honour are refused where they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated contexts with an engine, and the requests that come to them."""
+"""Simulated contexts with an engine, and their requests."""
 
 from __future__ import annotations
 

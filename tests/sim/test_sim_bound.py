@@ -1,4 +1,4 @@
-"""The clairvoyant lower bound: what it says of worlds whose optimum is known, and that no policy beats it."""
+"""The clairvoyant lower bound: worlds with a known optimum, and no policy beats it."""
 
 from __future__ import annotations
 

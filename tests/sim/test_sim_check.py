@@ -1,4 +1,4 @@
-"""Worlds and calls that cannot be are refused with the reason."""
+"""Impossible worlds and calls are refused with the reason."""
 
 from __future__ import annotations
 

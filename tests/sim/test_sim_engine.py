@@ -1,4 +1,4 @@
-"""Libraries with an engine: their calls join one batch, and end when the engine's own rules say so."""
+"""Libraries with an engine: calls join one batch, and end by the engine's rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fair sharing of links, and objects that reach simulated pilots."""
+"""Fair sharing of links, and objects for simulated pilots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that several libraries run together, and libraries of several devices: answers that are known by hand."""
+"""Gangs, and libraries of several devices: known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated pilot without its manager: what its shell tells the core."""
+"""A simulated pilot without a manager: the events of its shell."""
 
 from __future__ import annotations
 

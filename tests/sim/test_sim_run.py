@@ -1,4 +1,4 @@
-"""Small worlds with known answers, limits of libraries, journals of simulated sessions, and chance."""
+"""Small worlds with known answers, limits, journals, and randomness."""
 
 from __future__ import annotations
 

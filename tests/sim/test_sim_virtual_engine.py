@@ -1,4 +1,4 @@
-"""An engine in virtual time takes the steps that the rules give one by one."""
+"""An engine in virtual time takes the steps of the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads that are made up: the same for every policy, and of the shape that was asked for."""
+"""Synthetic workloads: equal for every policy, with the requested shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests` on sites that lack something: each test says so in a sentence, and the others go on."""
+"""`stoker doctor SITE --tests` on incomplete sites: each test says what is missing, and the others run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are small enough to look at."""
+"""Small runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world is measured from a session's journal: one that was simulated, whose world is known, and live ones."""
+"""A world measured from a session's journal: a simulated one with a known world, and live ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies beside each other: known numbers in, known means, intervals and sentences out."""
+"""Comparison of policies: known numbers give known means, intervals and sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts whose answers can be worked out by hand; and how sure they are of themselves."""
+"""Forecasts with known answers, and their certainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded workloads: small files of each format, rows that are wrong, and the real ones where they are at hand."""
+"""Recorded workloads: small files of each format, wrong rows, and real ones if available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The import contracts cover every module, those that were added yesterday too."""
+"""The import contracts cover every module."""
 
 from __future__ import annotations
 

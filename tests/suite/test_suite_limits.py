@@ -1,4 +1,4 @@
-"""The suite itself: a test that hangs is ended and told, also under xdist, and the run goes on."""
+"""A hung test is ended and reported, also under xdist, and the run continues."""
 
 from __future__ import annotations
 

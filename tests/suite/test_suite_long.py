@@ -1,4 +1,4 @@
-"""The suite itself: long tests run with --long, all with --all, and each property tries few examples in a short run."""
+"""Long tests run with --long, all with --all; properties try few examples in a short run."""
 
 from __future__ import annotations
 

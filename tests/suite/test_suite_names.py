@@ -1,4 +1,4 @@
-"""One word, one class: a class name is defined once in the product, and a function's name says what it does."""
+"""A class name is defined once in the product, and function names are meaningful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite itself: the longest files begin, by what they took here."""
+"""The longest files start first, by their last times here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: a wheel has the product, and none of the papers' evaluations and baselines."""
+"""A wheel contains the product without evaluations and baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions whose calls TaskVine carries; skipped, with the reason, where there is no TaskVine."""
+"""Sessions whose calls TaskVine carries; skipped with a reason without TaskVine."""
 
 from __future__ import annotations
 

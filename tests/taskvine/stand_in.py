@@ -1,4 +1,4 @@
-"""A pool over a stand-in for TaskVine, which finishes an order when it is told."""
+"""A pool over a stand-in for TaskVine that finishes orders on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a library of TaskVine's, in a process of its own, and without TaskVine: contexts, calls, their ends."""
+"""A library of TaskVine as a process, without TaskVine: contexts, calls, their ends."""
 
 from __future__ import annotations
 

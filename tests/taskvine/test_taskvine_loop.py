@@ -1,4 +1,4 @@
-"""The loop of a pool over a real connection to a manager, and a stand-in for TaskVine that runs what it is given."""
+"""The loop of a pool over a real connection to a manager and a stand-in for TaskVine."""
 
 from __future__ import annotations
 

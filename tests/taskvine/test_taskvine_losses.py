@@ -1,4 +1,4 @@
-"""Workers come, and are killed while calls run, and so is the pool itself: every call has its result."""
+"""Workers and the pool are killed while calls run: every call has its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool does about the manager's orders, over a stand-in for TaskVine that finishes an order when it is told."""
+"""A pool's reaction to the manager's orders, over a stand-in for TaskVine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TaskVine cannot do is refused with a sentence that names the setting. No TaskVine is needed."""
+"""Features that TaskVine lacks are refused by setting. No TaskVine is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program whose calls TaskVine carries: the same program, the same answers. Everything is real."""
+"""A program over TaskVine gives the same answers. Everything is real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site suite where TaskVine carries the calls. It has no pilots of ours, so promises of pilots are not tried."""
+"""The site suite over TaskVine, without the promises of pilots."""
 
 from __future__ import annotations
 

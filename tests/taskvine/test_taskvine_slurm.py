@@ -1,4 +1,4 @@
-"""TaskVine's factory on a real Slurm cluster: workers are its jobs, and none is left behind."""
+"""TaskVine's factory on a real Slurm: workers are jobs, and none is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that outlives programs and has a TaskVine pool, from `stoker up` to `stoker down`. Everything is real."""
+"""A long-lived session with a TaskVine pool, from `stoker up` to `stoker down`."""
 
 from __future__ import annotations
 

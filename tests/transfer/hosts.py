@@ -1,4 +1,4 @@
-"""Hosts for tests: what a pilot has of a transfer, and nothing else of a pilot. Real sockets, real disks."""
+"""Hosts for tests: a pilot's transfer part alone. Real sockets, real disks."""
 
 from __future__ import annotations
 

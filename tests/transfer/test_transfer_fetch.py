@@ -1,4 +1,4 @@
-"""Objects from host to host: whole, in parts, from several, and against everything that a source may do wrong."""
+"""Objects between hosts: whole, in parts, from several, and from faulty sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pilots in network namespaces of their own, a real manager and a real seed: the bytes really cross a network."""
+"""Pilots in network namespaces with a real manager and seed: bytes cross a network."""
 
 from __future__ import annotations
 

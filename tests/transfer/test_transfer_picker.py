@@ -1,4 +1,4 @@
-"""Which piece is asked for where: without sockets, disks or clocks."""
+"""The choice of pieces and sources, without sockets, disks or clocks."""
 
 from __future__ import annotations
 

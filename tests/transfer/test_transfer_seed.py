@@ -1,5 +1,4 @@
-"""The seed of a session: what it hands out and takes in, how long it lives, and who needs nothing but Python to use
-it."""
+"""A session's seed: what it serves and stores, its lifetime, and clients with only Python."""
 
 from __future__ import annotations
 

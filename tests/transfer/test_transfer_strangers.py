@@ -1,4 +1,4 @@
-"""Strangers that connect to the transfer server and say nothing: every honest fetch succeeds, at once."""
+"""Silent strangers at the transfer server: every honest fetch succeeds at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as real processes, forked from a server that has imported what they need, so that a gang starts in no time."""
+"""Ranks as real processes, forked from a server with their imports done."""
 
 from __future__ import annotations
 

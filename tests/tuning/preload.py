@@ -1,4 +1,4 @@
-"""What the fork server of the gangs imports once, with one thread before anything can start more."""
+"""Imports of the gangs' fork server, done with one thread."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A causal LM of two layers and 32 dimensions with a tokenizer of bytes, and jobs on it that take a second."""
+"""A causal LM of two layers and 32 dimensions with a byte tokenizer, and jobs of a second."""
 
 from __future__ import annotations
 

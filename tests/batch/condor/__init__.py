@@ -1,1 +1,1 @@
-"""A pool of HTCondor for tests: of its own daemons where these are on PATH, else a stand-in."""
+"""A pool of HTCondor for tests: its own daemons if they are on PATH, else a stand-in."""

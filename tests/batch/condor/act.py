@@ -1,6 +1,5 @@
-"""`condor_submit`: a description in, job ads into the queue.
-
-`condor_rm`, `condor_hold`, `condor_release`, `condor_vacate_job`: what they print, and write into the queue.
+"""`condor_submit`: a description in, job ads into the queue. `condor_rm`, `condor_hold`, `condor_release`,
+`condor_vacate_job`: their output, and their changes of the queue.
 """
 
 from __future__ import annotations

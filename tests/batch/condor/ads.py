@@ -1,4 +1,4 @@
-"""ClassAds: those of machines, how jobs match them, and how HTCondor's commands print them."""
+"""ClassAds of machines, how jobs match them, and how HTCondor's commands print them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of HTCondor's commands, as it is started: `python -IS client.py FOLDER NAME WORDS...`. See `commands`."""
+"""One of HTCondor's commands as a process: `python -IS client.py FOLDER NAME WORDS...` (see `commands`)."""
 
 import os
 import socket

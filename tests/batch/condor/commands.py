@@ -1,4 +1,4 @@
-"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often."""
+"""The process that runs the pool's commands: HTCondor's bindings load slowly, and tests query often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of HTCondor find here: its own daemons, or the bindings that the stand-in is made of."""
+"""Finds HTCondor's daemons, or the bindings for the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool, as a test holds it: its machines, its commands for PATH, and what may befall its jobs."""
+"""A pool for a test: machines, commands for PATH, and faults of its jobs."""
 
 from __future__ import annotations
 

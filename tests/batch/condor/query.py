@@ -1,8 +1,6 @@
-"""`condor_q -better-analyze`: which part of a job's requirements how many slots meet. As in HTCondor's manual.
-
-`condor_q` and `condor_history`: ads out, as JSON or as values.
-
-`condor_status` and `condor_config_val`: slots, daemons, and the settings that Stoker asks for.
+"""`condor_q -better-analyze` counts the slots that meet each requirement, as in HTCondor's manual. `condor_q`,
+`condor_history`: ads as JSON or values. `condor_status`, `condor_config_val`: slots, daemons, and the settings that
+Stoker reads.
 """
 
 from __future__ import annotations

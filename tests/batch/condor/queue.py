@@ -1,4 +1,4 @@
-"""The job queue and the history: job ads in SQLite, changed by commands and schedd, each change whole or not at all."""
+"""The job queue and the history: job ads in SQLite, changed atomically by commands and the schedd."""
 
 from __future__ import annotations
 

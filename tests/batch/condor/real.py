@@ -1,4 +1,4 @@
-"""A pool of HTCondor's own daemons, as a test holds it: with the same methods as the stand-in (`pool`)."""
+"""A pool of HTCondor's own daemons, with the methods of the stand-in (`pool`)."""
 
 from __future__ import annotations
 

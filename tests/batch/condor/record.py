@@ -1,4 +1,4 @@
-"""`make condor`: the tests of this folder over HTCondor's own daemons, and a record of what ran."""
+"""`make condor`: this folder's tests over HTCondor's own daemons, with a record of the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Slots: what is left of a machine, which of it a job is given, and what the job finds in its environment.
-
-What comes to the sandbox of a job before it runs, and what goes back after it.
-
-The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end.
+"""Slots of machines and the environment of jobs; file transfer to and from a job's sandbox; and the schedd with the
+work of negotiator and shadows: it matches idle jobs with slots, starts them and notices their ends.
 """
 
 from __future__ import annotations

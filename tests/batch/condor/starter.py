@@ -1,4 +1,4 @@
-"""A starter: the process that runs one job on its slot and sees to it that nothing of it is left."""
+"""A starter: runs one job on its slot and leaves nothing of it behind."""
 
 from __future__ import annotations
 

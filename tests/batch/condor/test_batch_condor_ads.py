@@ -1,4 +1,4 @@
-"""What HTCondor's ads mean. Needs no HTCondor."""
+"""The meaning of HTCondor's ads. Needs no HTCondor."""
 
 from __future__ import annotations
 

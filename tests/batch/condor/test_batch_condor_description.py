@@ -1,4 +1,4 @@
-"""The submit description, as HTCondor's own bindings read it."""
+"""The submit description, parsed by HTCondor's bindings."""
 
 from __future__ import annotations
 

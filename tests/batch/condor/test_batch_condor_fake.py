@@ -1,4 +1,4 @@
-"""The stand-in speaks as HTCondor 25 does: what it prints, where, and with which exit code."""
+"""The stand-in prints and exits as HTCondor 25 does."""
 
 from __future__ import annotations
 

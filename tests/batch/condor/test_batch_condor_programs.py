@@ -1,7 +1,4 @@
-"""Programs over HTCondor: the manager, the factory, the jobs and the pilots in them are real.
-
-The site suite on HTCondor: over its own daemons where they are on PATH, else over the stand-in.
-"""
+"""Programs over HTCondor with a real manager, factory and pilots; and the site suite."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""A real Slurm on this machine, for tests: munged, slurmctld and several slurmd, up in a second, gone without a
-trace."""
+"""A real Slurm on this machine: munged, slurmctld and several slurmd, up in a second, removed without a trace."""

@@ -1,6 +1,5 @@
-"""The cables of a cluster whose machines have networks of their own: a bridge on the head, and a cable to each node.
-
-A cluster: its machines, started and put on one network, and everything gone again at the end.
+"""A cluster: its machines with networks of their own (a bridge on the head, a cable to each node), started and
+removed.
 """
 
 from __future__ import annotations

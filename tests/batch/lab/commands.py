@@ -1,7 +1,4 @@
-"""What the lab needs of this machine, and what to say where it is missing.
-
-What tests ask of Slurm, through its own commands.
-"""
+"""The lab's requirements of this machine with advice, and tests' queries through Slurm's commands."""
 
 from __future__ import annotations
 

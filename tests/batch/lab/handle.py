@@ -1,4 +1,4 @@
-"""Machines of the lab, as whoever made it holds them."""
+"""Handles of the lab's machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster is like, and where it lies."""
+"""The shape and the place of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of a cluster, as text. Pure: what is written depends on the shape and the place alone."""
+"""The configuration files of a cluster, from its shape and place. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block's way through Kubernetes, in a process that imports the fake package instead of the real one."""
+"""A block's life in Kubernetes, in a process with the fake package."""
 
 import json
 import sys

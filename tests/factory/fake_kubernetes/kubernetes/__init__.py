@@ -1,1 +1,1 @@
-"""As much of the `kubernetes` package as Parsl's provider uses, over a dictionary of pods."""
+"""The part of the `kubernetes` package that Parsl's provider uses, over a dictionary of pods."""
