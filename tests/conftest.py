@@ -24,7 +24,6 @@ _STARTED = Path(__file__).parent / "started"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of this suite."""
     parser.addoption("--write-seconds", action="store_true", help="write what files take into tests/file_seconds.json")
     suite_long.add_options(parser)
 

@@ -32,14 +32,12 @@ class EngineDriver(abc.ABC):
         """The tokens that the model's own `generate` writes, its end token included."""
 
     def ask(self, prompt: Ids, **options: Any) -> int:
-        """A request of this prompt; returns its id."""
         pieces = options.pop("pieces", False)
         request = GenerationRequest(next(self.ids), prompt, Sampling(**options), pieces=pieces)
         self.engine.add(request)
         return request.id
 
     def run(self, found: dict[int, list[NewToken]] | None = None, *, steps: int = _STEPS) -> dict[int, list[NewToken]]:
-        """Step until no request is left, or so many times; the new tokens by request."""
         found = {} if found is None else found
         for _ in range(steps):
             load = self.engine.load()

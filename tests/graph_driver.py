@@ -56,7 +56,6 @@ class GraphDriver(EngineDriver):
         super().__init__(engine, prompts=prompts, cache_bytes=cache_bytes)
 
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
-        """What the model's own `generate` writes."""
         with torch.inference_mode():
             asked = torch.tensor([prompt], device=self.model.device)
             out = self.model.generate(asked, max_new_tokens=most, do_sample=False, pad_token_id=2)

@@ -39,7 +39,6 @@ class SessionUp:
         return ["--session", self.name]
 
     def stoker(self, *arguments: str) -> str:
-        """What a command of the session's user prints."""
         command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
         done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, timeout=_LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr

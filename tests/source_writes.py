@@ -56,7 +56,6 @@ def _bind(local: dict[str, list[ast.expr]], target: ast.expr, value: ast.expr) -
 
 
 def _fields(target: ast.expr, local: dict[str, list[ast.expr]]) -> Iterator[tuple[str, str, int]]:
-    """The field that a target changes: `library.held[id]`, or `held[id]` where `held` is one."""
     inside = False
     while isinstance(target, ast.Subscript):
         target, inside = target.value, True

@@ -25,7 +25,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def compile_share(config: pytest.Config, *, number: int, workers: int) -> None:
-    """Compile every file of this worker's share of which no result is there."""
     for file in files_of_tests(config.args)[number::workers]:
         folder = rewrite.get_cache_dir(file)
         compiled = folder / f"{file.stem}{rewrite.PYC_TAIL}"

@@ -48,7 +48,6 @@ class Guard:
 
 
 def processes(run: str) -> list[int]:
-    """Living processes that have inherited this run's variable."""
     mark = f"{VARIABLE}={run}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -72,7 +71,6 @@ def _send(pids: list[int], number: signal.Signals) -> None:
 
 
 def end(run: str) -> None:
-    """End the processes of a run."""
     _send(processes(run), signal.SIGTERM)
     until = time.monotonic() + _GRACE_S
     while time.monotonic() < until and processes(run):

@@ -43,7 +43,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell which processes a test that hung was waiting for, maybe."""
     report = yield
     if call.excinfo is not None and str(call.excinfo.value).startswith("Timeout ("):
         below = psutil.Process().children(recursive=True)

@@ -19,7 +19,6 @@ SHORT_EXAMPLES = 25
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Add `--long` and `--all`."""
     group = parser.getgroup("length of tests")
     group.addoption("--long", action="store_true", help="run the tests marked long, and every example of properties")
     group.addoption("--all", action="store_true", help="run short and long tests, and every example of properties")
@@ -40,7 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _names(argument: str, item: pytest.Item) -> bool:
-    """True if the argument names this test's file and test."""
     file, _, test = argument.partition("::")
     name = item.nodeid.partition("::")[2]
     return item.path.as_posix().endswith(file) and (name == test or name.startswith((f"{test}[", f"{test}::")))

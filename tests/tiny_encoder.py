@@ -30,7 +30,6 @@ def write_tiny_encoder(folder: Path, *, words: Sequence[str] = WORDS, head: bool
 
 
 def load_encoder(folder: Path, **options: Any) -> Any:
-    """Load an encoder as a library does."""
     recipe = encoder(folder, **options)
     try:
         ambient.enter_library(device="cpu")

@@ -46,7 +46,6 @@ def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
 
 @pytest.fixture(scope="module")
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session of this machine, for the tests of a file. `LOAD` in the file: options of `stoker.load`."""
     options = getattr(request.module, "LOAD", {})
     with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), **options) as session:
         yield session
@@ -54,8 +53,6 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Writes a program into the test's folder and runs it there."""
-
     def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "program.py").write_text(text)
         command = [sys.executable, "program.py", *arguments]
@@ -119,8 +116,6 @@ class Router:
         self.say(to_client.ClientWelcome("test", number))
 
     def calls(self, count: int) -> list[Any]:
-        """Return the specs of `count` calls, after they have come."""
-
         def look() -> Any:
             self.hear(to_manager.ClientHello)
             return sum(len(message.calls) for message in self.all(to_manager.Submit)) >= count
@@ -149,7 +144,6 @@ def router(tmp_path: Path) -> Iterator[Router]:
 
 @pytest.fixture
 def unwelcomed(router: Router) -> Iterator[Link]:
-    """A link that its router has not welcomed."""
     link = Link(router.folder)
     yield link
     link.close()

@@ -27,7 +27,6 @@ def make(**how: Any) -> PieceInbox:
 
 
 def pieces(*numbers: int, run: int = 1, waits: bool = False, mark: str = "") -> Pieces:
-    """Return consecutive pieces, each named by its number."""
     return Pieces(CALL, run, numbers[0] if numbers else 0, [f"{n}{mark}".encode() for n in numbers], waits)
 
 

@@ -171,7 +171,6 @@ def test_silent_connected_manager_is_reported_each_minute() -> None:
 
 
 def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
-    """Return the status of a session with a context that loads for this time."""
     library = LibraryStatus(1, "llm", "loading", "loading", "p0", ("cpu:0",), 0, 0, 0, 0, seconds, line)
     context = ContextStatus("k", "llm", hot, 1, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, "")
     return status(pilots=1, libraries=(library,), contexts=(context,))

@@ -21,7 +21,6 @@ def large(number, size):
 
 
 def came(stream):
-    """Return the bytes of results that arrived and were not taken."""
     ends = [end for end in (*stream._ready.values(), *stream._arrived) if isinstance(end, CallEnd)]
     return sum(len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes for end in ends)
 

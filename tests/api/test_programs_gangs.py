@@ -25,8 +25,6 @@ def counter(log):
 
 @pytest.fixture
 def together(session, tmp_path):
-    """Return a maker of apps for a gang of two, on a context whose loads are counted."""
-
     def make(function):
         return stoker.app(context=counter(str(tmp_path / "loads")), gang=2)(function)
 

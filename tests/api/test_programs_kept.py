@@ -38,8 +38,6 @@ def lines(path):
 
 
 def noted(log: Path):
-    """Return a function that logs its items."""
-
     def work(item):
         with open(log, "a") as file:
             file.write(f"{item}\n")

@@ -30,7 +30,6 @@ pytestmark = [
 
 @stoker.app
 def write(model, prompt):
-    """Return a text, and the libraries on the turn board that this library has mapped."""
     from stoker.pilot.library.library_turns import TurnBoard
 
     text = model.generate([prompt], max_new_tokens=60)[0]

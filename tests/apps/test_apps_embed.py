@@ -136,7 +136,6 @@ def stoker(folder: Path, *arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small encoder."""
     folder = tmp_path_factory.mktemp("models") / "small"
     write_tiny_encoder(folder)
     return str(folder)

@@ -27,7 +27,6 @@ JOB = BoardEntry(
 
 
 def sent(*said):
-    """The call's future, which has been told this."""
     future = CallFuture(None)
     future.call = CallId(1)
     for one in said:

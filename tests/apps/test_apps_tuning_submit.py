@@ -114,7 +114,6 @@ def test_a_job_of_a_program_gives_its_tuned_prompt(place):
 
 
 def logged(model, order, folder):
-    """`tune_prompt`, with the process that it runs in."""
     from stoker.apps.prompt_tuning.functions import tune_prompt
 
     (Path(folder) / str(os.getpid())).touch()

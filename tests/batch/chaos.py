@@ -28,7 +28,6 @@ class Step(NamedTuple):
     length: float
 
     def between(self, span: tuple[float, float]) -> float:
-        """The value of a span that the step's length stands for."""
         return span[0] + self.length * (span[1] - span[0])
 
     def of(self, candidates: Sequence[T]) -> T:

@@ -109,7 +109,6 @@ class Processes:
         return self.end_pilot(step, lambda pid: kill([pid], signal.SIGTERM))
 
     def end_pilot(self, step: Step, end: Callable[[int], object], *, head: bool = True) -> str:
-        """End a pilot in some way; its node. `head`: the local one may be it."""
         candidates = [(name, pid) for name, pid in self._stage.victims.pilots() if head or name != HEAD]
         libraries = self._stage.victims.libraries
         return self._hit(candidates, step, lambda pid: [each for _, each in libraries(node=node_of(pid))], end)

@@ -80,7 +80,6 @@ class Found:
 
 
 def write(file: str, content: object) -> None:
-    """Write a file of the folder, whole or not at all."""
     draft = Path(folder, f"{file}.draft")
     draft.write_text(json.dumps(content))
     draft.replace(Path(folder, file))

@@ -91,7 +91,6 @@ class Scene:
         return self.cluster.on_head(self._python, "-m", "stoker.manager.cli.entry", *arguments)
 
     def start(self, name: str) -> None:
-        """Start a client: `attach`, or a program of that name. What it prints is kept."""
         if name == "attach":
             command = self._command("attach", self.session)
         else:
@@ -105,7 +104,6 @@ class Scene:
             before.communicate()
 
     def check(self) -> None:
-        """Raise if a client has ended that was not killed."""
         for name, process in self.clients.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name} has ended by itself ({process.returncode}): {self.said(name)}")
@@ -115,7 +113,6 @@ class Scene:
         return log.read_text(errors="replace")[-4000:] if log.exists() else ""
 
     def results(self) -> dict[str, int]:
-        """How many results there are by now, by program and kind."""
         found: dict[str, int] = {}
         for file in self.work.glob("*.now"):
             found.update({f"{file.stem} {kind}": count for kind, count in json.loads(file.read_text()).items()})
@@ -135,7 +132,6 @@ class Scene:
         return slow
 
     def found(self) -> dict[str, Any]:
-        """What each program found; of one that has not said it, what it has printed."""
         found: dict[str, Any] = {}
         for name in (*PROGRAMS, "guest"):
             file = self.work / f"{name}.json"

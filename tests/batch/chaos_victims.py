@@ -83,7 +83,6 @@ class Victims:
         return _in_order(pid for pid in both if parent(pid) not in both)
 
     def libraries(self, *, node: str = "") -> list[tuple[str, int]]:
-        """Forks of a zygote; with `node` those that are there."""
         both = self._world.of(_ZYGOTE)
         found = _in_order(pid for pid in both if parent(pid) in both)
         return [(where, pid) for where, pid in found if node in ("", where)]

@@ -75,7 +75,6 @@ class Tally:
     plain_s: list[float] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """All of it, for a file; of the times, the percentiles."""
         counts = {kind: dict(getattr(self, kind)) for kind in ("ended", "cut", "never_accepted")}
         times = {name: percentiles(getattr(self, name)) for name in ("first_s", "silence_s", "plain_s")}
         return {**counts, **times, "failed": self.failed}
@@ -150,7 +149,6 @@ class Clients:
                 self.right[question] = answer.text
 
     async def ask_until(self, over: asyncio.Event) -> None:
-        """Ask until it is over; requests that have begun are waited for."""
         self._begun = time.monotonic()
         await asyncio.gather(*(self._ask_on(number, over) for number in range(self._clients)))
 
@@ -185,7 +183,6 @@ class Clients:
             return
 
     def _judge(self, question: Question, answer: Answer) -> None:
-        """Raise BadAnswer for an answer that is not whole and right."""
         right = self.right[question]
         if answer.finish not in ("stop", "length"):
             raise BadAnswer(f"finish_reason is {answer.finish!r}")
@@ -195,7 +192,6 @@ class Clients:
             raise BadAnswer(f"another text, {where}")
 
     def _outage(self, error: Exception, begun: float) -> Outage | None:
-        """The outage that excuses a sending that ended now with this error, if there is one."""
         if not isinstance(error, httpx.TransportError) or isinstance(error, httpx.TimeoutException):
             return None
         now = time.monotonic()

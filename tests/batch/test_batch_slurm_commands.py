@@ -36,8 +36,6 @@ def batch_of(tmp_path):
 
 
 def when(batch: SlurmBatch, job: str, phase: BlockPhase, *, reason: bool = False) -> BatchJobStatus:
-    """What Slurm says of a job, once it is in this phase; with `reason`, once it says why, too."""
-
     def seen() -> BatchJobStatus | None:
         look = batch.query([job]).get(job)
         return look if look is not None and look.phase is phase and (look.reason or not reason) else None

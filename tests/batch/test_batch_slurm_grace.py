@@ -26,7 +26,6 @@ def log_of(path):
 
 @pytest.fixture
 def stream(world):
-    """Start a stream of short calls; each notes where it ran, and when."""
     log = str(world.path / "ran")
 
     @stoker.app(context=log_of(log))

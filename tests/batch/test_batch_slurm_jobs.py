@@ -28,7 +28,6 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, meeting=None, number=0):
-    """What the pilot's job was given, and what this call sees of it. With `meeting`, calls 0 and 1 run together."""
     if meeting is not None:
         (meeting / str(number)).touch()
         until(lambda: (meeting / str(1 - number)).exists(), what="the other call")

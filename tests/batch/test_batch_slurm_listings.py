@@ -51,7 +51,6 @@ class Site:
         (self.folder / name).unlink()
 
     def wait_for_looks(self, count: int) -> None:
-        """Wait until the list was asked for so many more times."""
         asked = self.folder / "asked"
         before = asked.read_text().count("\n") if asked.exists() else 0
         until(lambda: asked.exists() and asked.read_text().count("\n") >= before + count, what="looks at the list")

@@ -32,7 +32,6 @@ def go(world):
 
 @pytest.fixture
 def stream(world, go):
-    """Start a stream of short calls; each notes where it ran."""
     log = str(world.path / "ran")
 
     @stoker.app(context=log_of(log))

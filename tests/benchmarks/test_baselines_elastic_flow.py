@@ -30,7 +30,6 @@ def elastic_flow(**how: Any) -> Callable[[], Policies]:
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int]]:
-    """When the call began, each time, and on how many."""
     return sorted(
         (at, size) for p in t.pilots.values() for at, call, rank, size in p.began if (call, rank) == (t.ids[name], 0)
     )

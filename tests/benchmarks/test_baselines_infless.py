@@ -33,7 +33,6 @@ def due(at: float, **how: Any) -> Objective:
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int]]:
-    """When each part of a call began, and how many there were."""
     return sorted((at, size) for p in t.pilots.values() for at, call, _, size in p.began if call == t.ids[name])
 
 

@@ -56,7 +56,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Return the session of a command in a folder, and its stderr."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
     return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")

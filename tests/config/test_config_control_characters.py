@@ -17,7 +17,6 @@ CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
 
 
 def texts() -> list[tuple[str, str]]:
-    """Every setting of a site file that is a text of any shape: its table, and its name."""
     found = []
     for table, kind in (
         ("", Site), ("provider", Provider), ("pilot", Pilot), ("session", Session), ("policy", Policy),
@@ -30,7 +29,6 @@ def texts() -> list[tuple[str, str]]:
 
 
 def site_file(table: str, setting: str, text: str) -> tuple[str, int]:
-    """A site file in which a setting has this text, and the line of that setting."""
     value = '"' + "".join(f"\\u{ord(each):04x}" for each in text) + '"'
     if setting in ("options", "sites"):
         value = f"[{value}]"

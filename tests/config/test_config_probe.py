@@ -11,7 +11,6 @@ from stoker.manager.taskvine.refusals import refuse_site
 
 
 def options(*lines: str) -> list[str]:
-    """What pilots of a site with these lines are told of probes."""
     said = pilot_options(parse_site("\n".join(["[pilot]", *lines, ""]), file="site.toml").pilot)
     return said[said.index("--probe") :] if "--probe" in said else said[4:]
 

@@ -38,7 +38,6 @@ class Pooled(Shell):
     # ---- TaskVine
 
     def settle(self) -> None:
-        """Load contexts that load at once, and read the messages."""
         moved = True
         while moved:
             moved = False
@@ -51,7 +50,6 @@ class Pooled(Shell):
         self.read = len(self.slots.said)
 
     def load(self, order: messages.PoolOrder) -> bool:
-        """Load an order's context if it loads by itself."""
         library = self.owner(order)
         if library is None:
             self.done.add(order.ticket)

@@ -392,7 +392,6 @@ def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
 
 
 def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
-    """Return a ready library with a declared, not a measured reservation."""
     recipe = msgspec.structs.replace(pilot.recipe(Loads.AT_ONCE), needs=Needs(memory_bytes=memory_bytes))
     return pilot.ready(recipe=recipe, device_memory_bytes=memory_bytes)
 

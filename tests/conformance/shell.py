@@ -99,7 +99,6 @@ class Shell(abc.ABC):
         """Leave nothing behind."""
 
     def say_together(self, *messages: ToPilot) -> None:
-        """Send messages in one frame, if the shell has frames."""
         for message in messages:
             self.say(message)
 
@@ -114,11 +113,9 @@ class Shell(abc.ABC):
         """Wait until a call runs; in most shells it does at once."""
 
     def ignores_stops(self, library: LibraryId, call: CallId) -> None:
-        """Make a later call of a library ignore stops."""
         raise NotImplementedError
 
     def exit_code(self) -> int:
-        """Return the pilot's exit code."""
         raise NotImplementedError
 
     def signal(self) -> None:
@@ -126,7 +123,6 @@ class Shell(abc.ABC):
         raise NotImplementedError
 
     def break_device(self, device: str) -> None:
-        """Break a device."""
         raise NotImplementedError
 
     def keep_acks(self) -> None:
@@ -165,18 +161,15 @@ class Shell(abc.ABC):
         self.say_together(*self.orders(library, calls, limit_s=limit_s))
 
     def orders(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> list[RunCalls]:
-        """Return the orders of calls, which the library owes from now on."""
         self.owed.update(calls)
         specs = [CallSpec(call, b"x") for call in calls]
         options = CallOptions(limit_s=limit_s)
         return [self.as_taken(RunCalls(library, FunctionKey("hold"), [spec], options)) for spec in specs]
 
     def as_taken(self, order: RunCalls) -> RunCalls:
-        """Return an order as this shell's libraries take it."""
         return order
 
     def end(self, library: LibraryId, calls: list[CallId]) -> None:
-        """End calls one by one, and expect each end."""
         for call in calls:
             self.let_end(call, library)
             ended = self.expect(CallsEnded, library=library)
@@ -242,7 +235,6 @@ class Shell(abc.ABC):
         return next((facts.calls for facts in hello.libraries if facts.library == library), ())
 
     def finish(self) -> None:
-        """End all libraries; assert that every call has left as often as it came."""
         for library in sorted(self.open):
             self.stop(library, drain=False)
         while self.open:

@@ -23,7 +23,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """PyTorch computes on one thread. Skips where PyTorch or Transformers is not installed."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", reason="Transformers is not installed")
     before = torch.get_num_threads()
@@ -34,7 +33,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny encoder."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", reason="Transformers is not installed")
     return write_tiny_encoder(tmp_path_factory.mktemp("models") / "small")

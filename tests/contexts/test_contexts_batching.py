@@ -15,7 +15,6 @@ from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, 
 
 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
-    """Compute steps until all requests have written `ends[id]` tokens; returns them."""
     done: list[Step] = []
     while (step := batch.next()) is not None:
         assert len(done) < steps, "the batch does not come to an end"
@@ -32,7 +31,6 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
 
 
 def beside_a_long_prompt(batch: RunningBatch) -> list[Step]:
-    """The steps of a request that writes when one with a long prompt comes."""
     batch.add(1, prompt=4, most=9)
     did_next(batch)
     batch.add(2, prompt=40, most=9)

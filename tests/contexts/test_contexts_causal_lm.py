@@ -50,7 +50,6 @@ def snapshots(request: pytest.FixtureRequest) -> Path:
 
 
 def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
-    """What a library does: the recipe's objects are where they came from."""
     before = os.environ.get("STOKER_SNAPSHOTS")
     os.environ["STOKER_SNAPSHOTS"] = str(snapshots)
     try:

@@ -41,7 +41,6 @@ class Machine:
         )
 
     def compute(self, *, times: int = 1, others: float = 0.0) -> list[int]:
-        """Compute while other programs want `others` cores. Returns the number of threads, for each time."""
         used = []
         for _ in range(times):
             with self.share.computing():

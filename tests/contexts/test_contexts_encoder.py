@@ -38,7 +38,6 @@ def model(folder: Path) -> Any:
 
 
 def by_hand(folder: Path, texts: list[str], *, pooling: str = "mean", normalize: bool = True) -> Any:
-    """Transformers' own model, a text at a time."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -87,5 +87,4 @@ def test_the_simulator_runs_the_steps_that_the_engine_runs() -> None:
 
 
 def _in_order(step: Step) -> tuple[bool, int, list[tuple[int, int, int]]]:
-    """What a step does, whatever the order in which it names its requests."""
     return step.prefill, step.writing, sorted(zip(step.requests, step.tokens, step.starts, strict=True))

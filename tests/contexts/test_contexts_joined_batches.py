@@ -39,7 +39,6 @@ class Engine:
 
 
 def until_waiting(engine: Engine, rows: int) -> None:
-    """Wait until so many rows wait for the batch that is computed."""
     limit = threading.Event()
     for _ in range(3000):
         with engine.joined._lock:

@@ -30,7 +30,6 @@ DIGEST = bytes(32)
 
 
 def files(*sizes: int) -> Manifest:
-    """A folder of files of these lengths."""
     entries = [
         Entry(b"%05d" % number, EntryKind.FILE, size_bytes=size, parts=DIGEST * -(-size // PART_BYTES))
         for number, size in enumerate(sizes)

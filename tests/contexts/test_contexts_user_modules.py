@@ -101,7 +101,6 @@ def packed(folder: Path, name: str) -> bytes:
 
 
 def opened(data: bytes) -> Callable[[], Any]:
-    """The function as a library runs it."""
     function, modules = loads_code(data)
 
     def run() -> Any:

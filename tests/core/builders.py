@@ -89,14 +89,12 @@ class Cluster(Desk):
         return self
 
     def sources(self, *sources: Source) -> Cluster:
-        """The session has these sources of pilots, and a factory that hears what is wanted of them."""
         self.event(SessionDefined(sources))
         self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
         self.hears("factory", to_client.KnownBlocks)
         return self
 
     def asked(self) -> list[str]:
-        """Blocks that the factory was told to submit since somebody asked."""
         mail = self.mail.get("factory", deque())
         orders = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
         for message in orders:
@@ -104,14 +102,12 @@ class Cluster(Desk):
         return [order.block for message in orders for order in message.orders]
 
     def block(self, *ids: str, phase: BlockPhase, reason: str = "", **how: Any) -> Cluster:
-        """The factory has news of these blocks."""
         return self.tell("factory", *(say.BlockUpdate(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
 
     def call(
         self, *names: str, context: str = "bare", function: str = "f", client: str = "ana",
         features: Features | None = None, due_in_s: float | None = None, **how: Any,
     ) -> Cluster:  # fmt: skip
-        """Submit calls by these names, in one message."""
         number = self.core.state.clients[client].number  # type: ignore[index]
         specs = []
         for name in names:
@@ -186,7 +182,6 @@ class Cluster(Desk):
         return self.core.state.libraries[id]  # type: ignore[index]
 
     def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "") -> Cluster:
-        """Every library that was told to start and is not ready becomes ready (on pilot `only`, if given)."""
         size = parse_bytes(memory)
         for name, mail in self.mail.items():
             starts = [x for x in mail if isinstance(x, to_pilot.StartLibrary) and only in ("", name)]
@@ -196,7 +191,6 @@ class Cluster(Desk):
         return self
 
     def hot(self, *, run_s: float = 0.0, context: str = "bare", **how: Any) -> Cluster:
-        """Its libraries are ready and have run one call of `run_s` (no call if 0), with everything said forgotten."""
         self.ready(**how)
         if run_s:
             for library in list(self.core.state.contexts[context].libraries.values()):
@@ -207,7 +201,6 @@ class Cluster(Desk):
         return self
 
     def end(self, *names: str, run_s: float = 1.0, ok: bool = True) -> Cluster:
-        """Calls end where they are held, one frame a library."""
         by_library: dict[Library, list[CallEnd]] = {}
         for name in names:
             for library in self.holders(name):
@@ -294,7 +287,6 @@ class Cluster(Desk):
 
     # ---- what was said
     def hears(self, peer: str, kind: type[M]) -> M:
-        """The next thing that a peer was told, which is of this kind."""
         mail = self.mail.get(peer)
         assert mail, f"{peer} was told nothing, not even {kind.__name__}"
         message = mail.popleft()
@@ -351,6 +343,5 @@ class Cluster(Desk):
 
 
 def cluster(*, pilots: int = 0, devices_each: int = 1, memory: str = "8 GB", **options: Any) -> Cluster:
-    """A cluster of pilots `p1`, `p2`, ... of CPU devices."""
     made = Cluster(**options)
     return made.join(*(f"p{n + 1}" for n in range(pilots)), of=devices(devices_each, memory=memory))

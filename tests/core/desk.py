@@ -65,7 +65,6 @@ class Desk:
 
 
 def restored(core: Core) -> Core:
-    """A core as a snapshot brings it back."""
     file = io.BytesIO()
     modules = policies_modules(core.policies)
     layout = snapshot.dump(core, file, modules=modules)

@@ -46,7 +46,6 @@ class CoreShell:
 
     # ---- what happens
     def give(self, event: Event) -> CoreShell:
-        """Tell the core of an event."""
         self._queue.handle(event)
         return self
 
@@ -72,11 +71,9 @@ class CoreShell:
         return self.give(FromManager(message))
 
     def say(self, number: int, *messages: Any) -> CoreShell:
-        """A library's process says something."""
         return self.give(FromLibrary(LibraryId(number), messages))
 
     def join(self) -> CoreShell:
-        """Say hello, and be welcome."""
         self.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         return self.hear(PilotWelcome("s", 5.0, 60.0))
 
@@ -86,7 +83,6 @@ class CoreShell:
         return self.hear(StartLibrary(LibraryId(number), made, (DeviceId(device),), **more))
 
     def load(self, number: int = 1, *, device_bytes: int = 0) -> CoreShell:
-        """Its process is made, and loads its context."""
         self.give(ProcessMade(LibraryId(number), 1000 + number)).say(number, to_agent.Hello(number, 1000 + number))
         return self.say(number, to_agent.Loaded(1.0, GIB, GIB, device_bytes))
 
@@ -102,15 +98,12 @@ class CoreShell:
         return self.hear(RunCalls(LibraryId(library), FunctionKey("f"), specs, options))
 
     def end(self, *calls: int, library: int = 1) -> CoreShell:
-        """Calls end in a library."""
         return self.say(library, to_agent.RunsEnded([CallEnd(CallId(call), ok=True) for call in calls]))
 
     def die(self, number: int = 1, **how: Any) -> CoreShell:
-        """A library's process ends."""
         return self.give(ProcessEnded(LibraryId(number), **how))
 
     def observe(self, number: int = 1, **running: float) -> CoreShell:
-        """A library is seen to run calls (`c3=1.5`: call 3 for 1.5 s)."""
         seen = [(CallId(int(name[1:])), seconds) for name, seconds in running.items()]
         return self.give(Observed([Observation(LibraryId(number), seen)]))
 
@@ -122,7 +115,6 @@ class CoreShell:
         return found[0]
 
     def all(self, kind: type[C]) -> list[C]:
-        """All of a kind."""
         found, rest = [], []
         for command in self.wanted:
             inner = command.message if isinstance(command, commands.Tell | commands.TellLibrary) else command

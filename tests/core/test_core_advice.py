@@ -46,7 +46,6 @@ def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
 
 
 def failed(c: Cluster, name: str) -> AskAdvice:
-    """A call raises in the user's code; returns the question that this leads to."""
     library = c.holders(name)[0]
     end = CallEnd(c.ids[name], False, b"the exception", 1.0, raised="OSError: [Errno 5] Input/output error")
     c.report(library.pilot.id, say.CallsEnded(library.id, [end]))

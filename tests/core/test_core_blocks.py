@@ -404,7 +404,6 @@ def test_work_that_comes_and_goes_makes_no_blocks_come_and_go(cluster: Make) -> 
 
 
 def cancelled(c: Cluster) -> list[str]:
-    """Blocks that the factory was told to cancel."""
     mail = c.mail.get("factory", ())
     return [id for message in mail if isinstance(message, to_client.CancelBlocks) for id in message.blocks]
 

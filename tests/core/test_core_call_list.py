@@ -76,7 +76,6 @@ def test_asking_changes_nothing(cluster: Make) -> None:
 
 
 def fail(c: Cluster, name: str, raised: str = "", failure: Failure | None = None) -> None:
-    """A call fails in the library that runs it; the next one is sent there."""
     library = c.holders(name)[0]
     end = CallEnd(c.ids[name], False, b"", 1.0, failure, raised=raised)
     c.report(library.pilot.id, say.CallsEnded(library.id, [end]))

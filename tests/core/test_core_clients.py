@@ -143,7 +143,6 @@ FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
 
 
 def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
-    """`ana` has left a kept session, with these results unfetched."""
     c = cluster(pilots=1).event(SessionKept()).client("bob").calls(len(payloads)).ready()
     for name, payload in enumerate(payloads, 1):
         c.report("p1", say.CallsEnded(c.library().id, [CallEnd(c.ids[str(name)], True, payload)]))  # type: ignore[arg-type]
@@ -151,7 +150,6 @@ def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
 
 
 def back(c: Cluster) -> str:
-    """`ana` says hello; why it is refused."""
     c.forget()
     c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
     mail = c.mail.get("ana")

@@ -18,7 +18,6 @@ EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error
 
 
 def fault(c: Cluster, name: str, *, device: str = "", text: str = EIO) -> str:
-    """The library that holds a call says that the infrastructure failed it; returns its pilot."""
     library = c.holders(name)[0]
     failure = Failure(FailureKind.INFRASTRUCTURE, text, library.pilot.id, library.id, device=device)
     c.report(

@@ -25,7 +25,6 @@ def full(pilot: str) -> Failure:
 
 
 def run_out(c: Cluster, pilot: str, *, phase: LibraryPhase = LibraryPhase.FETCHING, context: str = "a") -> None:
-    """A library of a context finds no room on its pilot, in this phase of its load."""
     library = c.library(pilot, context)
     c.report(pilot, say.LibraryUpdate(library.id, phase))
     c.die(library, failure=full(pilot), loading=True)
@@ -180,14 +179,12 @@ def with_files(name: str, size: str, *, file: str = "") -> Recipe:
 
 
 def in_use(c: Cluster, context: str, *, lacks: str) -> None:
-    """A library of a context finds that other libraries use the cache."""
     library = c.library("p1", context)
     c.report("p1", say.LibraryUpdate(library.id, LibraryPhase.FETCHING))
     c.report("p1", say.LibraryGone(library.id, full("p1"), loading=True, cache_lacks_bytes=parse_bytes(lacks)))
 
 
 def ended(c: Cluster, context: str) -> None:
-    """A library of a context has ended as it was told to."""
     library = c.library("p1", context)
     c.report("p1", say.LibraryGone(library.id))
 

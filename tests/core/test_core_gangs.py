@@ -26,13 +26,11 @@ ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 
 @pytest.fixture
 def three() -> Cluster:
-    """A gang of three, on a pilot each."""
     made = make_cluster(pilots=3).calls(3).ready().end("1", "2", "3").forget()
     return made.call("g", gang=(2, 3))
 
 
 def places(made: Cluster) -> dict[str, GangPlace | None]:
-    """What every pilot was told to run, and as which rank."""
     said = {}
     for name in ("p1", "p2", "p3"):
         mail = made.mail.get(name)
@@ -42,12 +40,10 @@ def places(made: Cluster) -> dict[str, GangPlace | None]:
 
 
 def ranks(made: Cluster) -> list[str]:
-    """The pilots of the gang's members, by rank."""
     return [library.pilot.id for library in made.holders("g")]
 
 
 def lost(made: Cluster, pilot: str) -> Cluster:
-    """A rank on this pilot says that it has lost the others."""
     library = made.library(pilot)
     end = CallEnd(made.ids["g"], False, b"", 2.0, ALONE)  # type: ignore[arg-type]
     return made.report(pilot, say.CallsEnded(library.id, [end]))

@@ -108,7 +108,6 @@ def test_who_has_time_left_gets_it(peers: Peers) -> None:
 
 # ---- what others of its cache were told to find there
 def told_to_find_it(peers: Peers) -> Peers:
-    """p2 and p3 are told to find in their cache what p1 has there."""
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1", has=(BIG,))
     return peers.want("p2", "p3").forget()
 

@@ -42,7 +42,6 @@ FAILED_LOADS = Decision(
 
 
 def reads(tree: ast.AST, decision: Decision) -> Iterator[tuple[str, int]]:
-    """Where one of its fields is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=owner, attr=attr, ctx=ast.Load()) if attr in decision.fields:
@@ -52,7 +51,6 @@ def reads(tree: ast.AST, decision: Decision) -> Iterator[tuple[str, int]]:
 
 
 def readers(decision: Decision) -> dict[str, list[str]]:
-    """The files of the core and of the policies that read one of its fields, and where."""
     found: dict[str, list[str]] = {}
     for package in (CORE, POLICIES):
         for path in sorted(package.rglob("*.py")):

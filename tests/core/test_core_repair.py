@@ -40,7 +40,6 @@ def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3
 
 
 def again(c: Cluster, *calls: int, **how: Any) -> None:
-    """Bob submits these calls again."""
     specs = [CallSpec(3 << 40 | call, b"arguments") for call in calls]  # type: ignore[arg-type]
     c.names.update({spec.call: f"b{spec.call & 0xFF}" for spec in specs})
     definitions = say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f")  # type: ignore[arg-type]

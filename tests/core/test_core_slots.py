@@ -27,7 +27,6 @@ def ready(c: Cluster, slots: int, *, pilot: str = "p1") -> Cluster:
 
 
 def says_hello(c: Cluster, facts: say.LibraryFacts) -> None:
-    """The pilot `p1` is here with this library, and is welcome."""
     hello = say.PilotHello(wire.VERSION, c.core.state.session, "host-p1", 7, devices(1), libraries=(facts,))
     c.report("p1", hello, numbered=False).hears("p1", to_pilot.PilotWelcome)
 

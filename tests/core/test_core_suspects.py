@@ -250,7 +250,6 @@ def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> Non
 
 # ---- the walltime
 def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
-    """A call runs on this pilot of a walltime of a minute, may save its state, and is cut off."""
     block = next(iter(c.core.state.blocks))
     c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block, ends_in_s=60.0).ready()
     c.wait(ran_s)

@@ -84,7 +84,6 @@ class Toy(Desk):
         heapq.heappush(self._heap, (self.now + max(0.0, seconds), next(self._count), what))
 
     def run(self, *, until: float = 0.0, limit_s: float = 10_000.0) -> Toy:
-        """Let time pass until then, or until no call is open."""
         stop = until or self.now + limit_s
         while self._heap and (until or self.core.state.calls or self._heap[0][0] <= self.now):
             if self._heap[0][0] > stop:

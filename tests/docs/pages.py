@@ -38,7 +38,6 @@ def blocks(page: str) -> list[Block]:
 
 
 def programs(page: str) -> list[Block]:
-    """The Python blocks."""
     return [block for block in blocks(page) if block.language == "python"]
 
 

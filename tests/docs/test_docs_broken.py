@@ -32,7 +32,6 @@ LIMIT_S = 200
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
-    """A session of one pilot."""
     with SessionUp(tmp_path_factory.mktemp("broken")) as up:
         yield up
 

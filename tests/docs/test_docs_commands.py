@@ -109,7 +109,6 @@ def place(tmp_path: Path) -> Place:
 
 
 def ours(page: str) -> list[str]:
-    """Commands of a page that are to be run here, one after the other."""
     return [command for command in commands(page) if command not in NOT_RUN and command not in CLUSTER]
 
 

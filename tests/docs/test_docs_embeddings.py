@@ -29,7 +29,6 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the model and the texts of the page."""
     write_tiny_encoder(tmp_path / MODEL)
     texts = ["paris lies in france", "water boils"]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -83,7 +83,6 @@ def test_architecture_is_one_page() -> None:
 
 
 def _files_named(text: str) -> list[str]:
-    """The files that a text of ARCHITECTURE.md names, in order: a bare one is in the folder last named with a colon."""
     folder, files = "", []
     for name, colon in re.findall(r"`([\w/]+(?:/|\.py))`(:?)", text):
         if name.endswith("/"):

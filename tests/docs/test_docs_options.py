@@ -22,7 +22,6 @@ ROW = re.compile(r"^\| `([a-z_]+)` \| .* \| `(tests/[\w/]+\.py)::(test_\w+)` \|$
 
 
 def parameters(function: object) -> set[str]:
-    """Names of a function's parameters."""
     return {name for name in inspect.signature(function).parameters if name != "self"}  # type: ignore[arg-type]
 
 

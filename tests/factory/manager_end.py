@@ -117,7 +117,6 @@ class ManagerEnd:
     # ---- the factory
 
     def start_factory(self, *options: str, wait: bool = True) -> subprocess.Popen[bytes]:
-        """A real one, as its process; with `wait` until it has said hello."""
         before = len(self.hellos)
         words: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.factory.main")
         process = subprocess.Popen([*words, "--session", str(self.folder.path), *options], start_new_session=True)

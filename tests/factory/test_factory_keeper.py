@@ -65,7 +65,6 @@ class Desk:
         return self.settle()
 
     def see(self, seconds: float, *facts: Any, **more: Any) -> list[FactoryUpdate]:
-        """Some seconds later, when job 1 has this status."""
         self.batch.statuses["1"] = BatchJobStatus(*facts, **more)
         return self.later(seconds)
 

@@ -46,7 +46,6 @@ def _sites(folder: SessionFolder, slurm: FakeSlurm) -> None:
 
 
 def said(folder: SessionFolder, *parts: str) -> None:
-    """Wait until a line of the factory's log holds all of these."""
     log = folder.path / "factory.log"
     until(
         lambda: log.exists() and any(all(map(line.__contains__, parts)) for line in log.read_text().splitlines()),

@@ -99,7 +99,6 @@ CLAIMS = 2000
 
 @pytest.fixture(scope="module")
 def model_world(tmp_path_factory):
-    """A world with a tiny model of letters, and claims to verify with it."""
     for needed in ("torch", "transformers"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")

@@ -141,7 +141,6 @@ class World:
         return self.spawn([sys.executable, str(file), *arguments], folder=place, **environ)
 
     def spawn(self, command: list[str], *, folder: Path, **environ: str) -> subprocess.Popen[str]:
-        """Run a command in this world; its output is in pipes."""
         folder.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen(
             command,

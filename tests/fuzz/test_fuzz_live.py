@@ -36,7 +36,6 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def damaged(union: Any, *, without: tuple[type, ...] = ()) -> Iterator[bytes]:
-    """Damaged frames, with and without numbers."""
     chance = random.Random(SEED)
     kinds = [kind for kind in union.__args__ if kind not in without]
     right = [wire.encode([value_of(kind, chance)], sequence=each) for kind in kinds for each in (0, 1, 2)]

@@ -101,12 +101,10 @@ class RunningGateway:
 
     @property
     def has_ended(self) -> bool:
-        """Ended, and all that it said has come."""
         return self.said[-1:] == [""]
 
     @property
     def is_ready(self) -> bool:
-        """It has said where it listens."""
         return "/v1" in "".join(self.said)
 
     @property
@@ -133,7 +131,6 @@ class RunningGateway:
         return "".join(self.said)
 
     def end(self) -> None:
-        """The gateway, and the session that it has left."""
         if self.is_alive:
             self.stop()
         subprocess.run(
@@ -149,7 +146,6 @@ def _read(process: subprocess.Popen[str], said: list[str]) -> None:
 
 
 def keys(world: World, *arguments: str) -> str:
-    """`stoker serve keys`."""
     del world  # its environment is this process's
     done = subprocess.run(
         [*SERVE, "serve", "keys", *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True

@@ -73,7 +73,6 @@ class SmallBatches(Batches):
         return (await self.add(AskedBatch(CHAT, file.id), owner="")).id
 
     async def waits_for(self, id: str, why: str) -> None:
-        """Wait until the batch says why it waits, as its owner sees it."""
         await until(lambda: why in str(self.get(id, owner="").body["errors"]))
 
     async def over(self, id: str) -> GatewayBatch:

@@ -50,7 +50,6 @@ def _unknown(value, place):
 
 
 def events(http, address, body):
-    """The JSON of each event of a stream."""
     with http.stream("POST", address, json={**body, "stream": True}) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"

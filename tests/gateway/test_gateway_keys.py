@@ -63,8 +63,6 @@ def ask(client, **options):
 
 
 def refused_for(client, code):
-    """The error, once a request is refused for this reason."""
-
     def look():
         try:
             ask(client)

@@ -20,7 +20,6 @@ QUESTION = [{"role": "user", "content": "What is two plus two?"}]
 
 
 def shown(gateway):
-    """What the gateway says of the model `fleeting`."""
     models = httpx.get(f"{gateway.url}/status", timeout=LIMIT_S).json()["models"]
     return next(model for model in models if model["name"] == "fleeting")
 

@@ -27,7 +27,6 @@ async def never():
 
 
 def answer_of(pieces, *, is_hot=never, use=None):
-    """The answer that these pieces become."""
     figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
@@ -39,7 +38,6 @@ def answer_of(pieces, *, is_hot=never, use=None):
 
 
 async def fails(*pieces, after=None):
-    """Pieces, and an error once `after` is set."""
     for piece in pieces:
         yield 0, [piece]
     if after is not None:

@@ -102,7 +102,6 @@ class Peer:
         return found
 
     def serve(self, library: int = 1) -> None:
-        """Be ready with the library that a pilot is to start."""
         self.hear(to_pilot.StartLibrary)
         self.send(say.LibraryReady(library, 0.1, 0.2))  # type: ignore[arg-type]
 

@@ -264,7 +264,6 @@ def lost() -> queue.SimpleQueue[SessionError]:
 
 @pytest.fixture
 def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Iterator[ManagerProcess]:
-    """The process of a manager that has listened, which only sleeps."""
     folder.file.touch()
     manager = ManagerProcess(folder, on_lost=lost.put, command=SLEEPS)
     yield manager

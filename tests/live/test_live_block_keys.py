@@ -14,7 +14,6 @@ from stoker.protocol.session import SessionFolder
 
 @pytest.fixture
 def of_block(folder: SessionFolder, manager: Manager, peers: Peers) -> Peers:
-    """A peer with the key of a block, which says hello as a pilot of `says`."""
     del manager
 
     def make(block: str, name: str, *, says: str | None = None, hello: bool = True) -> Peer:

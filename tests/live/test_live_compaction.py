@@ -153,7 +153,6 @@ class Work:
         self.greet()
 
     def greet(self) -> None:
-        """The pilot says hello, and then what was not acknowledged."""
         calls = [call for _, _, ended in self.ended for call in ended] + self.held
         facts = say.LibraryFacts(self.library, "bare", ("cpu:0",), True, tuple(calls))  # type: ignore[arg-type]
         acknowledged = self.ended[0][0] - 1 if self.ended else self.pilot.sequence

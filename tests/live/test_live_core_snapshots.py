@@ -133,7 +133,6 @@ def test_step_times_that_were_measured_come_back(make: Callable[[], Policies], t
 
 
 def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None) -> journal.Journal:
-    """The journal of what happened in a toy cluster, with a snapshot before event number `cut_at`."""
     book = journal.Journal(path)
     core = Core("k3v9", policies or default_policies(), strict=True)
     core.start()

@@ -26,8 +26,6 @@ def failing(folder: SessionFolder) -> Iterator[Manager]:
 
 
 def hello(client: Peer, *, answer: type = to_client.ClientWelcome) -> Any:
-    """Say hello until it is answered: what is sent while a connection breaks may be lost with it."""
-
     def answered() -> Any:
         client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
         client.listen(0.5)

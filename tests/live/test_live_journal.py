@@ -314,7 +314,6 @@ class Managed:
             file.write(b"?")
 
     def restart(self) -> list[str]:
-        """Another manager comes back from the journal; what it tells people."""
         self.book.close()
         came = come_back(self.path, "test", default_policies())
         assert came.core is not None

@@ -110,7 +110,6 @@ def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Pe
 
 
 def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer, Peer]:
-    """A client with a call that waits for a pilot, and that pilot, when the journal cannot be written any more."""
     assert manager.process is not None
     client, pilot = welcomed(peers, "client", "pilot")
     client.define(CODE)

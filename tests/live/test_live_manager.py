@@ -273,7 +273,6 @@ def yielded(pilot: Peer, first: int, *items: bytes) -> None:
 
 
 def joined(peers: Peers) -> tuple[Peer, Peer]:
-    """A client and a pilot; the pilot runs the client's call 0, which gives pieces."""
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     specs = [CallSpec(0, b"arguments")]  # type: ignore[arg-type]

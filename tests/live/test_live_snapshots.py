@@ -113,7 +113,6 @@ class Hosts:
         )
 
     def end(self, name: str) -> None:
-        """A pilot leaves, and its host stays as it is."""
         process = self.pilots.pop(name)
         process.terminate()
         process.wait(20)

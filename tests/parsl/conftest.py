@@ -54,8 +54,6 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., StokerExecutor]]:
-    """Load Parsl with a StokerExecutor; afterwards check that nothing is left."""
-
     def load(
         *, provider: Any = None, others: tuple[Any, ...] = (), config: Any = None, **options: Any
     ) -> StokerExecutor:

@@ -55,7 +55,6 @@ def command(arguments: list[str]) -> list[str]:
 
 
 def run(arguments: list[str], *, folder: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run it in `folder`, with the scripts of this environment on PATH."""
     scripts = sysconfig.get_path("scripts")
     environment = {
         **os.environ,

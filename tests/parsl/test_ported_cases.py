@@ -45,7 +45,6 @@ def wait_for(path):
 
 @python_app
 def my_pilot():
-    """Return the pid of this library's pilot."""
     import psutil
 
     for process in psutil.Process().parents():

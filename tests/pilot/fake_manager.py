@@ -53,14 +53,12 @@ TRANSFER_KEY = bytes(range(32))
 
 
 def recipe(loader: Callable[..., Any] | None = None, *args: Any, **more: Any) -> Recipe:
-    """A recipe around a loader; its key is new for each content."""
     blob = payloads.dumps((loader, args, {})) if loader is not None else b""
     key = hashlib.sha256(blob + repr(sorted(more.items())).encode()).hexdigest()[:12]
     return Recipe(key=key, name=f"test-{key[:4]}", loader=blob, **more)
 
 
 def function(call: Callable[..., Any], *, takes_context: bool = False) -> FunctionBlob:
-    """A function as it travels."""
     blob = payloads.dumps((call, takes_context))
     return FunctionBlob(key=hashlib.sha256(blob).hexdigest(), name=call.__name__, blob=blob)
 
@@ -121,7 +119,6 @@ class FakeManager:
     def start_pilot(
         self, *arguments: str, folder: Path | None = None, settings: str = "", **environment: str
     ) -> subprocess.Popen[bytes]:
-        """A pilot. `settings`: statements that it begins with, as to shorten one of its limits."""
         begin = ["-c", f"{settings}; from stoker.pilot.main import main; raise SystemExit(main())"]
         pilot = subprocess.Popen(
             [sys.executable, *(begin if settings else ["-m", "stoker.pilot.main"]),
@@ -193,7 +190,6 @@ class FakeManager:
         return True
 
     def until(self, found: Callable[[], Any], *, what: str = "", wait_s: float = WAIT_S) -> Any:
-        """Receive until `found()` is true; returns it."""
         end = time.monotonic() + wait_s
         while True:
             got = found()
@@ -284,7 +280,6 @@ class FakeManager:
         return [call for message in self.said if type(message) is CallsReturned for call in message.calls]
 
     def results(self, calls: list[int], *, wait_s: float = WAIT_S) -> list[Any]:
-        """What these calls returned, or the exception or failure with which they ended."""
         self.until(lambda: set(calls) <= set(self.ends()), what=f"calls {calls[:3]}...", wait_s=wait_s)
         ends = self.ends()
         out: list[Any] = []

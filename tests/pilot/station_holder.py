@@ -36,7 +36,6 @@ class Board:
                 self._check(library)
 
     def pids(self) -> dict[int, int]:
-        """The living holders: process by library."""
         return {library: pid for pid, library, _, _ in self._living()}
 
     def found(self) -> tuple[dict[str, int], list[str]]:
@@ -92,7 +91,6 @@ class Holder:
         self.resize(device_memory_bytes=size)
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold so many bytes. Raises ValueError, and keeps what it has, for a size that it refuses."""
         if device_memory_bytes % 2 == REFUSES:
             raise ValueError(f"{device_memory_bytes} bytes are refused")
         grows, self._held = device_memory_bytes >= self._held, device_memory_bytes

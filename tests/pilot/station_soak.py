@@ -257,7 +257,6 @@ def record_of(soak: StationSoak, *, seed: int, seconds: float) -> dict[str, Any]
 
 
 def run(folder: Path, operations: int, *, seed: int) -> dict[str, Any]:
-    """One run with a manager and a pilot of its own; the record."""
     manager = FakeManager(folder)
     begun = time.monotonic()
     try:
@@ -269,7 +268,6 @@ def run(folder: Path, operations: int, *, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run it by hand."""
     asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asking.add_argument("--operations", type=int, default=10_000)
     asking.add_argument("--seed", type=int, default=secrets.randbelow(10**6))

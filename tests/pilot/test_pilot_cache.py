@@ -32,7 +32,6 @@ def _file(folder: Path, name: str, size: int) -> ObjectRef:
 
 
 def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
-    """The object from the cache, or brought into it from where it lies."""
     here = cache.find(ref.name)
     if here is not None:
         return here
@@ -79,7 +78,6 @@ def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path
 
 
 def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
-    """An object of a file that was written an hour ago."""
     path = folder / name
     path.write_bytes(content)
     hour_ago = path.stat().st_mtime - 3600

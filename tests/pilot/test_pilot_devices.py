@@ -28,8 +28,6 @@ Driver = Callable[..., tuple[Any, Machine]]
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Machine]]:
-    """Make a machine; returns the stand-in for its driver, and the machine."""
-
     def make(*gpus: dict[str, Any], **more: Any) -> tuple[Any, Machine]:
         machine = Machine(tmp_path, *gpus, **more)
         monkeypatch.setenv("STANDIN_NVML", str(machine.file))

@@ -34,7 +34,6 @@ small_disks = pytest.mark.skipif(not can_mount(), reason="a small disk needs roo
 def start_on_disk(
     manager: FakeManager, size: str, *, filled: bool = False, session: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """A pilot whose scratch folder is a disk of this size, with nothing on it or full."""
     (manager.base / "scratch").mkdir(exist_ok=True)
     fill = "head -c 1G /dev/zero > scratch/filled 2>/dev/null; " if filled else ""
     small_disk = f'mount -t tmpfs -o size={size} none scratch; {fill}exec "$@"'
@@ -49,7 +48,6 @@ def start_on_disk(
 
 
 def blamed(manager: FakeManager, library: int = 1) -> str:
-    """What was said of a library that could not be, for which the pilot takes the blame."""
     left = manager.gone(library)
     assert left.loading
     assert left.failure.kind is FailureKind.PILOT

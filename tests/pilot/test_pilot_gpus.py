@@ -26,8 +26,6 @@ Start = Callable[..., Machine]
 
 @pytest.fixture
 def start(manager: FakeManager, tmp_path: Path) -> Start:
-    """Start a pilot on a machine with these GPUs."""
-
     def make(*gpus: dict[str, Any], options: tuple[str, ...] = ("--devices", "gpu"), **more: Any) -> Machine:
         machine = Machine(tmp_path, *gpus, **more)
         environment = {**machine.environment, "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(len(gpus)))}

@@ -115,7 +115,6 @@ class Served:
         self.sock.sendall(connection.pack(list(messages)))
 
     def hear(self, kind: type, count: int = 1) -> list[Any]:
-        """The next messages of a kind."""
         found: list[Any] = []
         while len(found) < count:
             assert self._reader.fill(block=True)

@@ -32,7 +32,6 @@ def _is_name(one: ast.AST) -> bool:
 
 
 def readers() -> dict[str, set[str]]:
-    """The orders that each module asks for."""
     found = {}
     for place in PLACES:
         for path in (ROOT / place).rglob("*.py"):

@@ -35,7 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
-    """A function as it travels, with the `sbs_util` of one program."""
     (folder / "sbs_util.py").write_text(f"WHOSE = {whose!r}\n")
     data = dumps_code((call, False), what="function")
     return FunctionBlob(key=FunctionKey(f"{call.__name__}-{whose}"), name=call.__name__, blob=data)

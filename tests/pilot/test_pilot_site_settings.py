@@ -23,7 +23,6 @@ SIZE = 60_000
 
 
 def start(manager: FakeManager, *settings: str) -> None:
-    """A pilot of a site with these settings, in the folder of the test."""
     text = "\n".join(["[pilot]", 'devices = "cpu:1"', f'scratch = "{manager.base}/scratch"', *settings])
     manager.start_pilot(*pilot_options(parse_site(text, file="site.toml").pilot))
 
@@ -52,7 +51,6 @@ def content(path: str) -> bytes:
 
 
 def objects(folder: Path, *names: str) -> list[ObjectRef]:
-    """Files of SIZE bytes, as objects."""
     found = []
     for name in names:
         (folder / name).write_bytes(name.encode() * (SIZE // len(name)))
@@ -61,7 +59,6 @@ def objects(folder: Path, *names: str) -> list[ObjectRef]:
 
 
 def kept(manager: FakeManager) -> set[str]:
-    """The names of the objects in the pilot's cache."""
     return set(ObjectCache(cache_folder(manager), bound_bytes=10**9).sizes())
 
 

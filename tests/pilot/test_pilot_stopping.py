@@ -25,7 +25,6 @@ WRITER, EMBEDDER, PLAIN = 1, 2, 3
 
 @pytest.fixture(scope="module")
 def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    """A pilot with a language model, an encoder, and a library without a context."""
     folder = tmp_path_factory.mktemp("pilot")
     write_tiny_model(folder / "writer", ends=False)
     write_tiny_encoder(folder / "embedder")

@@ -28,7 +28,6 @@ def _pid() -> int:
 
 
 def _left(manager: FakeManager, library: int) -> list[int]:
-    """The calls that have left a library, as often as they have."""
     left: list[int] = []
     for message in manager.said:
         if getattr(message, "library", None) != library:

@@ -67,7 +67,6 @@ class Workers:
         return self.folder / f"out-{library}"
 
     def spans(self, *libraries: int) -> list[Span]:
-        """The iterations of libraries that ended, in the order in which they began."""
         found = []
         for library in libraries:
             for line in self.out(library).read_text().splitlines():

@@ -296,7 +296,6 @@ class NeverPlaces(HottestFirst):
 
 
 def hot(cluster: MakeCluster, dispatch: HottestFirst, *, slots: int = 1) -> Cluster:
-    """Libraries on three pilots, of which `p3` has ended a call last, and `p2` first."""
     c = cluster(pilots=3, policies=lambda: Policies(dispatch, LoadWhereWanted(), KeepBlocks()))
     c.define(recipe("a", slots=slots)).calls(3 * slots, context="a").ready()
     for name in ("p2", "p1", "p3"):

@@ -56,13 +56,11 @@ class Lab(Cluster):
         return self
 
     def started(self, pilot: str) -> tuple[str, float]:
-        """The model that a pilot was told to load, and the memory for it in GB."""
         start = self.hears(pilot, to_pilot.StartLibrary)
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, GB, GB, slots=64))
         return start.recipe.key, start.device_memory_bytes / GB
 
     def offered(self, pilot: str) -> tuple[str, float]:
-        """The call that a pilot was offered, and the reservation that goes with it in GB."""
         order = self.hears(pilot, to_pilot.RunCalls)
         assert order.offer
         return self.names[order.calls[0].call], order.reserve_bytes / GB

@@ -62,7 +62,6 @@ class Cores(RuleBasedStateMachine):
         self.cluster.all_arrives()
 
     def pilot(self, name: str) -> Wired:
-        """The pilot of this name, or another one if there is none."""
         wired = self.cluster.wired
         return wired.get(name) or wired[min(wired)]
 

@@ -111,7 +111,6 @@ class Process(ModelProcess):
             super().load()
 
     def end_one(self) -> None:
-        """The call that runs ends, if one does."""
         if self.calls and not self.exits:
             self._left -= 1
             self.end(self.calls[0])
@@ -159,7 +158,6 @@ class Wired:
 
     # ---- the connection
     def connect(self) -> None:
-        """Say hello, on the connection that it has or a new one."""
         self._flush()
         self.is_connected = True
         self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
@@ -320,7 +318,6 @@ class Together(Cluster):
 
     # ---- what arrives
     def hear_next(self, pilot: Wired) -> bool:
-        """The pilot's next frame arrives. False: there is none."""
         if not pilot.up:
             return False
         pilot.last = pilot.up.popleft()

@@ -26,7 +26,6 @@ def sessions(world: World) -> list[Path]:
 
 
 def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command whose session starts the held process."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
     process = world.spawn(command, folder=world.path, **held.environ)
@@ -106,7 +105,6 @@ def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
-    """Start a probe whose pilot is held."""
     process = begin(world, Held(world, "stoker.pilot.main"), "doctor", "one.toml", "--probe", "--wait", "100")
     return process, SessionFolder(sessions(world)[0])
 

@@ -75,7 +75,6 @@ class LoginNodes:
         return process
 
     def holder(self) -> str:
-        """Return the host that holds the lease, or ""."""
         there = lease.read(self.lease)
         return there.host if there is not None else ""
 
@@ -97,7 +96,6 @@ def nodes(world: World, tmp_path: Path) -> Iterator[LoginNodes]:
 
 
 def refused(process: subprocess.Popen[str], *, by: str) -> None:
-    """Assert that the manager names the session's holder and ends."""
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert f"already has a manager (pid 1 on {by}); one session has one manager" in said

@@ -208,7 +208,6 @@ def test_manager_whose_port_is_taken_listens_elsewhere(managers: Managers) -> No
 
 
 def two_ports() -> tuple[socket.socket, int]:
-    """Return a bound socket, and the free port below its port."""
     free = free_ports(2)
     return socket.create_server(("127.0.0.1", free + 1)), free
 

@@ -70,7 +70,6 @@ class Neighbour:
         return status_of(self.name)[1].status
 
     def processes(self) -> list[int]:
-        """Return the processes that name its folder, and their children."""
         folder = str(find_session(self.name).path)
         named = [pid for pid in self.world.processes() if folder in _arguments(pid)]
         return [pid for pid in named if is_alive(pid)]

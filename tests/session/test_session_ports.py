@@ -47,7 +47,6 @@ with stoker.load(session=sys.argv[1]):
 
 
 def free_ports(count: int = 1) -> int:
-    """Return the first of `count` consecutive free ports outside the kernel's range for connections."""
     while True:
         first = random.randint(22_000, 32_000)
         try:
@@ -71,7 +70,6 @@ def port_of(folder: SessionFolder) -> int:
 
 
 def lose_manager(world: World, folder: SessionFolder) -> None:
-    """Kill a session's manager and its keeper."""
     there = lease.read(folder.lease)
     assert there is not None
     managers = [pid for pid in world.of("stoker.manager.main") if str(folder.path) in command_of(pid)]

@@ -33,7 +33,6 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
-    """Register a session: over, held by a process (`pid`), or one of `stoker up` (`up`)."""
     folder = SessionFolder(path / name)
     folder.make()
     folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))

@@ -94,7 +94,6 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        """Kill the manager and its keeper."""
         kill([pid for pid in self.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
         kill([self.holder().pid])
         until(lambda: not detached.is_up(self.folder))

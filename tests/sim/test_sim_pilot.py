@@ -21,7 +21,6 @@ LIBRARY = LibraryId(1)
 
 @pytest.fixture
 def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
-    """A pilot with a hot library of two slots, 100 s after it was ordered."""
     sim = Simulation(world(source(1), model()), [], default_policies())
     monkeypatch.setattr(sim, "handle", lambda _event: None)  # no manager
     made = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)

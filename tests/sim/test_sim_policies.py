@@ -82,7 +82,6 @@ LOAD_S = 0.5
 
 
 def models(count: int, *, devices: int = 1, memory_gb: int = 20, resize_s: float = 0.03) -> World:
-    """Models with weights of 4 GB, a cache of a GB for a thousand tokens, and devices of one kind."""
     made = engine(
         token_bytes=Size(1_000_000), weights_bytes=Size(4 * GB), page_tokens=16, prefill_tokens=4096,
         prefill_requests=1, most_output=512,

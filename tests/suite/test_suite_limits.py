@@ -76,7 +76,6 @@ def suite(tmp_path):
 
 
 def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a file of tests as this suite is run."""
     (suite / "tests" / "test_one.py").write_text(text)
     command = [*before, sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
     environ = {**os.environ, "STOKER_SNAPSHOTS": str(suite)}

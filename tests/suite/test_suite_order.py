@@ -39,7 +39,6 @@ def suite(tmp_path):
 
 
 def run(suite: Path, *options: str) -> str:
-    """The order in which the three files ran."""
     (suite / "order").unlink(missing_ok=True)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(suite)

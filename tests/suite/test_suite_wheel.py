@@ -21,7 +21,6 @@ OUTSIDE = ("reproduce", "benchmarks", "pervasive/", "infless", "elastic_flow", "
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that is made of a copy of the sources."""
     there = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         shutil.copytree(
@@ -38,7 +37,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def names(wheel: Path) -> list[str]:
-    """The files of the wheel."""
     with zipfile.ZipFile(wheel) as opened:
         return opened.namelist()
 
@@ -79,7 +77,6 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare environment with the wheel. Packages that Stoker needs come from this one: no network is needed."""
     bare = tmp_path_factory.mktemp("environment") / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     packages = packages_of(bare)
@@ -96,7 +93,6 @@ def packages_of(bare: Path) -> Path:
 
 
 def run_bare(bare: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python of the bare environment in a folder that has a site file, `here.toml`."""
     (folder / "here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
     command = [str(bare / "bin" / "python"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)

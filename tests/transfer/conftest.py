@@ -43,7 +43,6 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Original:
-    """A folder with all that a folder may have."""
     root = tmp_path / "model"
     (root / "deep" / "empty").mkdir(parents=True)
     (root / "weights").write_bytes(os.urandom(PART_BYTES + 7))

@@ -63,11 +63,9 @@ class Host:
         return name in self.expected
 
     def hold(self, original: Original) -> None:
-        """Have the whole object."""
         self.copies[original.name] = ObjectCopy(original.path, original.name, original.manifest, whole=True)
 
     def fetch(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> ObjectFetch:
-        """Begin to fetch an object from these."""
         fetch = ObjectFetch(
             original.name,
             self.folder / "object",
@@ -80,7 +78,6 @@ class Host:
         return fetch
 
     def get(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> FetchOutcome:
-        """Fetch an object, and see that it is right."""
         outcome = self.fetch(original, *sources, manifest=manifest).run(alone_s=0.0)
         assert matches(self.folder / "object", original.ref)
         return outcome

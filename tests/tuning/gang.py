@@ -71,7 +71,6 @@ def rendezvous() -> str:
 
 
 def wait_until_served(where: str) -> None:
-    """Wait until rank 0 listens there."""
     host, _, port = where.rpartition(":")
     for more in polls(PATIENCE_S):
         with closing(socket.socket()) as asking:
@@ -124,7 +123,6 @@ def gradient(spec: dict[str, Any]) -> Any:
 
 
 def meet(spec: dict[str, Any]) -> Any:
-    """Meets the others, adds one number, and parts."""
     import torch
 
     from stoker.tuning import exchange
@@ -159,7 +157,6 @@ def choose(spec: dict[str, Any]) -> Any:
 
 
 def kill_in_pass(model: Any, number: int) -> None:
-    """Have SIGKILL end this process in its `number`-th pass through the model's last layer."""
     passes = iter(range(1, number + 1))
 
     def count(*_: Any) -> None:

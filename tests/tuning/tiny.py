@@ -61,7 +61,6 @@ def job(
 
 
 def put_into(folder: Path) -> None:
-    """The model into `model`, and samples into `pairs.jsonl`."""
     engine = context()
     engine.model.save_pretrained(folder / "model")
     engine.tokenizer.save_pretrained(folder / "model")

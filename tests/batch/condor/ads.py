@@ -90,7 +90,6 @@ def gpu_ad(gpu: dict[str, Any]) -> Ad:
 
 
 def print_json(ads: Iterable[Ad], attributes: Sequence[str]) -> str:
-    """The body of `-json`: ads parted by lines with a comma."""
     return "\n,\n".join(_part(ad, attributes).printJson() for ad in ads)
 
 

@@ -38,7 +38,6 @@ def bindings() -> None:
 
 @pytest.fixture
 def make_pool(condor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
-    """Makes pools of one's own, whose commands are then on PATH."""
     made: list[Pool] = []
 
     def make(*machines: dict[str, Any], **options: Any) -> Pool:

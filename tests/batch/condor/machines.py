@@ -14,7 +14,6 @@ def machine(
     name: str, *gpus: dict[str, Any], cpus: int = 8, memory_mb: int = 32_000, disk_mb: int = 100_000,
     shared: bool = False, slot_users: bool = False, **more: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """A machine."""
     domain = "submit.pool" if shared else f"{name}.pool"
     return {
         "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "domain": domain,

@@ -74,7 +74,6 @@ class Pool:
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
 
     def ad(self, job: str) -> Ad:
-        """A job's ad, in the queue or in the history."""
         for ad in [*self._queue.jobs(), *self._queue.history()]:
             if str(id_of(ad)) == job:
                 return ad
@@ -94,7 +93,6 @@ class Pool:
     # ---- what befalls jobs
 
     def evict(self, job: str, why: str = "PREEMPT expression evaluated to True", *, code: int = 1011) -> None:
-        """The machine wants its slot back; `code` is a VacateReasonCode."""
         with self._queue.change():
             ad = self.ad(job)
             turn(ad, int(ad["JobStatus"]), VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
@@ -173,7 +171,6 @@ class Pool:
         return [json.loads(start.read_text()) for start in (self.folder / "running").glob("*/start.json")]
 
     def processes(self, job: str) -> list[psutil.Process]:
-        """The processes of a running job; none while it is being started."""
         try:
             start = json.loads((self.folder / "running" / job / "start.json").read_text())
         except FileNotFoundError:
@@ -181,7 +178,6 @@ class Pool:
         return list(psutil.Process(start["pid"]).children(recursive=True))
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd; jobs go on."""
         (self.folder / "shared_port").write_text(_SHARED_PORT[shared_port] if shared_port else "")
         if self._schedd is not None:
             self._schedd.kill()

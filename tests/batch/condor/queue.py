@@ -73,7 +73,6 @@ class Queue:
         self._db.execute("INSERT INTO history (cluster, proc, ad) VALUES (?, ?, ?)", (*id_of(ad), str(ad)))
 
     def order_vacate(self, job: Id, *, wanted: bool) -> None:
-        """Note that a job is to vacate its slot, or that it has."""
         self._db.execute("UPDATE jobs SET vacate = ? WHERE cluster = ? AND proc = ?", (wanted, *job))
 
     def vacating(self) -> set[Id]:
@@ -81,7 +80,6 @@ class Queue:
 
 
 def hold_lock(folder: Path) -> int:
-    """The schedd's lock: who holds it is the schedd. Waits for one that is about to end."""
     lock = os.open(folder / "schedd.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock

@@ -142,7 +142,6 @@ class RealPool:
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
 
     def ad(self, job: str) -> dict[str, Any]:
-        """A job's ad, in the queue or in the history."""
         for command in ("condor_q", "condor_history"):
             said = self.run(command, job, "-json").stdout
             for ad in json.loads(said or "[]"):

@@ -39,7 +39,6 @@ python = "{python}"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SessionFolder:
-    """A session's folder, whose site's pilots are processes that sleep."""
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     folder = SessionFolder(tmp_path / "session")
     folder.make()

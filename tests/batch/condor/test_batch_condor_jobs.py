@@ -41,8 +41,6 @@ SLEEP = "sleep 300"
 
 @pytest.fixture
 def submit(tmp_path: Path) -> Callable[..., CondorBatch]:
-    """Makes the batch system of a site; `command` is what its jobs run."""
-
     def make(
         settings: str = "", *, command: str = SLEEP, session: str = "k3v9", held_s: float = 120.0, **more: Any
     ) -> CondorBatch:
@@ -64,7 +62,6 @@ def look(batch: CondorBatch, job: str) -> BatchJobStatus:
 
 
 def seen(batch: CondorBatch, job: str, phase: BlockPhase) -> str:
-    """Wait until a job is seen in a phase; the reason that it gives."""
     for more in polls(PATIENCE_S, longest_s=0.1):
         last = batch.query([job]).get(job)
         if last is not None and last.phase is phase:

@@ -130,7 +130,6 @@ class Cluster(Commands):
         machine.kill(daemon)
 
     def have_jobs_written(self) -> None:
-        """Wait until slurmctld has its jobs on disk."""
         file, asked = self.place.root / "state" / "job_state", time.time()
         for job in self.queue():
             self.run("scontrol", "update", f"JobId={job[0]}", "Comment=written")

@@ -37,7 +37,6 @@ def missing_for_accounting() -> str:
 
 @functools.cache
 def missing_for_namespaces() -> str:
-    """Why nodes here cannot have namespaces of their own; empty: they can."""
     why = missing_for_slurm() or _missing(["ip", "unshare", "nsenter"], "iproute2 util-linux")
     if why or os.getuid():
         return why or "nodes with networks of their own need root"
@@ -90,7 +89,6 @@ class Commands:
         )
 
     def run(self, *command: str, limit_s: float = PATIENCE_S) -> str:
-        """What a command on the head prints. Raises LabError when it fails."""
         done = self.ask(*command, limit_s=limit_s)
         if done.returncode:
             raise LabError(f"{' '.join(command)}: {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
@@ -107,8 +105,6 @@ class Commands:
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
     def wait(self, job: str, *states: str, limit_s: float = PATIENCE_S) -> dict[str, str]:
-        """Wait until a job is in one of these states; all about it. Raises LabError."""
-
         def found() -> dict[str, str]:
             facts = self.job(job)
             return facts if facts.get("JobState") in states else {}
@@ -119,7 +115,6 @@ class Commands:
             raise LabError(f"job {job}: not {' or '.join(states)} within {limit_s:g} s, but {self.job(job)}") from None
 
     def queue(self, *options: str) -> list[list[str]]:
-        """Jobs that are not over: id, name, state, partition, nodes or reason, restarts."""
         shape = "JobID:|,Name:|,State:|,Partition:|,ReasonList:|,RestartCnt:"
         lines = self.run("squeue", "-h", "-O", shape, *options).splitlines()
         return [[word.strip() for word in line.split("|")] for line in lines]

@@ -43,7 +43,6 @@ class Shape:
         return tuple(f"n{index}" for index in range(1, len(self.gpus) + 1))
 
     def address(self, machine: str) -> str:
-        """Where a machine is reached: `head`, or the name of a node."""
         if not self.namespaces:
             return "127.0.0.1"
         return "10.77.0.1" if machine == "head" else f"10.77.0.{10 + self.nodes.index(machine) + 1}"

@@ -97,7 +97,6 @@ def end_library(loaded: Any, victim: int) -> int:
 
 
 def greet_rank(_loaded: Any) -> tuple[int, str]:
-    """A call of a gang of two: rank 0 returns the size of the gang and the words of rank 1."""
     place = stoker.gang()
     if place.rank == 0:
         if place.listener is None:
@@ -178,7 +177,6 @@ def _nvml_words(name: str) -> str:
 
 
 def _held_by_others(handle: Any) -> str:
-    """`, 20.0 GB held by other processes` if processes that are not this pilot's hold memory of the GPU."""
     import pynvml
 
     pilot = _pilot()

@@ -215,7 +215,6 @@ class Subject:
     def error(
         self, future: Future[Any], *, within_s: float, otherwise: Callable[[str], NoReturn] = broken
     ) -> BaseException:
-        """The error of a call that has to fail. `otherwise` gets the result of one that does not."""
         try:
             found = future.result(within_s)
         except TimeoutError:

@@ -84,7 +84,6 @@ def test_modules_and_variables_reach_a_pilot(subject: Subject) -> None:
 
 
 def _user_modules(folder: Path) -> tuple[ModuleType, ModuleType]:
-    """Write a module and a package next to the program, as a user has them, and import both."""
     (folder / "site_beside.py").write_text("SEVEN = 7\n\n\ndef reach(_context):\n    return SEVEN\n")
     package = folder / "site_package"
     package.mkdir(exist_ok=True)
