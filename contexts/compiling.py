@@ -123,7 +123,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     except OSError as error:
         if failed:
             raise
-        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code is not kept in %s: %s", place.parent, error)
     return (found[0],) if found else None
 
 
@@ -139,7 +139,7 @@ def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | 
                 _replace(place, cache, made_s=time.monotonic() - began)
             return _Had(made, is_new)
     except Exception as error:
-        log.warning("what was compiled before, %s, cannot be used (%s); it is compiled again", source, error)
+        log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
 
 
@@ -158,7 +158,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
     try:
         make_folder(place, write, source="torch.compile", made_s=made_s)
     except OSError as error:
-        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code is not kept in %s: %s", place.parent, error)
 
 
 def _alone(compile: Compile[Made]) -> Made:

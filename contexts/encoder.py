@@ -146,7 +146,7 @@ def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
 def _refuse_longer(length: int, longest: int, *, model: str) -> None:
     if longest and length > longest:
         raise RecipeError(
-            f"encoder(length={length}): {model} reads {longest} tokens at the most", option="length", longest=longest
+            f"encoder(length={length}): {model} reads {longest} tokens at most", option="length", longest=longest
         )
 
 

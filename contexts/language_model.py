@@ -236,8 +236,8 @@ class CausalLM:
     def _model_runner(self) -> ModelRunner:
         if self._runner is None:
             raise StokerError(
-                f"{self.name or 'this model'} is served by {self.engine}, which has no model of Transformers; what"
-                ' reads or tunes the model itself wants causal_lm(..., engine="transformers")'
+                f"{self.name or 'this model'} is served by {self.engine}, which has no Transformers model; code that"
+                ' reads or tunes the model needs causal_lm(..., engine="transformers")'
             )
         return self._runner
 

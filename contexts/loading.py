@@ -188,9 +188,9 @@ class HubWatch(logging.Handler):
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (
-            "this node does not reach the model hub, and the model is not in its cache; where there is internet, run"
-            " `hf download NAME --local-dir models/NAME` and load that folder (listed in the context's files it travels"
-            ' to every pilot, causal_lm("models/NAME") does that by itself), or set HF_HOME to a cache that nodes see'
+            "this node does not reach the model hub, and the model is not in its cache; on a host with internet, run"
+            ' `hf download NAME --local-dir models/NAME` and load that folder (causal_lm("models/NAME") sends it to'
+            " every pilot; for a context of your own, list it in its files), or set HF_HOME to a cache that nodes see"
         )
 
 

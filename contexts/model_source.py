@@ -32,7 +32,7 @@ def model_source(path: str) -> tuple[str, bool]:
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
             raise RecipeError(
-                f"{local} has no config.json beside it, which says what model it is; copy the model's config.json and"
+                f"{local} has no config.json in its folder, which describes the model; copy the model's config.json and"
                 " tokenizer files there",
                 path=path,
             )
@@ -44,7 +44,9 @@ def model_source(path: str) -> tuple[str, bool]:
             raise RecipeError(f"{local} holds {what}, so it is no model folder", path=path)
         local = gguf[0]
     if local.is_file() and local.suffix != ".gguf":
-        raise RecipeError(f"{local} is neither .gguf nor .safetensors; name such a file, or a folder", path=path)
+        raise RecipeError(
+            f"{local} is neither .gguf nor .safetensors; name a file of these kinds, or a folder", path=path
+        )
     if local.exists():
         return str(local), True
     if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":

@@ -105,7 +105,7 @@ class Measurements:
                 part.replace(aside.with_name(aside.name + suffix))
             except FileNotFoundError:
                 continue
-        log.warning("%s was damaged (%s) and is now %s; it is measured anew", self.path, error, aside.name)
+        log.warning("%s was damaged (%s) and is now %s; measuring starts again", self.path, error, aside.name)
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000

@@ -91,7 +91,7 @@ class PromptReader:
         rows = self.encode([prefix + prompt for prompt in prompts])
         for index, row in enumerate(rows):
             if not row:
-                raise ValueError(f"prompt {index} is empty; a model needs a token to go on from")
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
@@ -134,7 +134,7 @@ class PromptReader:
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
                 raise ValueError(
-                    f"prompt {index} comes to {length} tokens with what follows it; the model reads {self.longest}."
+                    f"prompt {index} comes to {length} tokens with its continuation; the model reads {self.longest}."
                     " Shorten it, or split it"
                 )
 

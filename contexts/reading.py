@@ -52,7 +52,7 @@ def mean_losses(
         raise ValueError("there are no samples to score prompts by")
     rows = list(prompts)
     if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"prompt {empty[0]} is empty; a model needs a token to go on from")
+        raise ValueError(f"prompt {empty[0]} is empty; a model needs at least one token")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
     _check(model, rows, inputs, targets)
     losses = [0.0] * len(rows)

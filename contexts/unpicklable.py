@@ -48,13 +48,13 @@ def future_kind(value: Any) -> str:
 
 
 def _of_future(path: str, kind: str, *, what: str) -> str:
-    value = "its .result()" if kind == "a future" else "what it gives when it is awaited"
+    value = "its .result()" if kind == "a future" else "the value that it gives when awaited"
     if what in ("result", "checkpoint"):
         place = f"holds {kind} at {path}" if path else f"is {kind}"
         return f"the {what} {place}, which can't leave the library. Wait for it in the function, and return its value."
     if path.startswith("argument") and kind == "a future":
         return (
-            f"{path} is a future, and only a future that is an argument of its own is waited for. Pass it as one, or"
+            f"{path} is a future, and only a future that is itself an argument is waited for. Pass it as one, or"
             " pass its .result()."
         )
     if path.startswith("argument"):

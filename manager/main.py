@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:
-        logging.exception("the manager failed; its journal is whole, a restart goes on from it")
+        logging.exception("the manager failed; its journal is whole, and a restart continues from it")
         return keeper.FAILED
     finally:
         held.release(over=over, unwritten=unwritten)
@@ -76,7 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-manager", description=__doc__)
     parser.add_argument("--session", required=True, help="session folder, with its keys")
     parser.add_argument("--name", default="", help="session id (default: the folder's name)")
-    parser.add_argument("--interface", default=interfaces.LOOPBACK, help="what pilots reach: an address, ib0, or auto")
+    parser.add_argument(
+        "--interface",
+        default=interfaces.LOOPBACK,
+        help="the address or interface that pilots reach: an address, ib0, or auto",
+    )
     parser.add_argument("--ports", default=Session().ports, help="where to listen, low-high (default: %(default)s)")
     parser.add_argument("--any-port", action="store_true", help="if those are all taken listen on another")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
@@ -84,9 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sync", choices=("auto", "yes", "no"), default="auto", help="sync the journal (auto: detached)"
     )
-    parser.add_argument("--detached", action="store_true", help="go on when clients leave")
+    parser.add_argument("--detached", action="store_true", help="keep running when clients leave")
     parser.add_argument("--parent", type=int, default=0, help="the program that starts it: no client comes without it")
-    parser.add_argument("--idle", type=float, default=0.0, help="detached: end after so long without clients and calls")
+    parser.add_argument(
+        "--idle", type=float, default=0.0, help="detached: end after this time without clients and calls"
+    )
     parser.add_argument("--kept", action="store_true", help="start it again when it dies")
     return parser
 

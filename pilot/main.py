@@ -80,17 +80,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
     parser.add_argument(
-        "--cache-age", type=float, default=KEPT_S, metavar="S", help="unused for so long, it is removed"
+        "--cache-age", type=float, default=KEPT_S, metavar="S", help="unused for this time, it is removed"
     )
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
     parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
     parser.add_argument("--source", default="", help="the site that its block was submitted at")
     parser.add_argument("--walltime-s", type=float, default=0.0, metavar="S", help="of its job, from when it starts")
-    parser.add_argument("--probe", default="", metavar="COMMAND", help="what probes a device; never: nothing does")
+    parser.add_argument("--probe", default="", metavar="COMMAND", help="the program that probes a device; never: none")
     parser.add_argument("--probe-every", type=float, default=PROBE_EVERY_S, metavar="S", help="0: at the start alone")
     parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs of a node that its job asked for")
     parser.add_argument(
-        "--driver-limit", type=float, default=DRIVER_LIMIT_S, metavar="S", help="a driver silent for so long hangs"
+        "--driver-limit",
+        type=float,
+        default=DRIVER_LIMIT_S,
+        metavar="S",
+        help="a driver silent for this time counts as hung",
     )
     parser.add_argument("--environment", default="", metavar="NAME=FILE", help="the archive that it runs in, for peers")
     return parser

@@ -16,7 +16,7 @@ from stoker.console import Screen, WholeNumber
 @click.argument("file", required=False, default="", metavar="[FILE]")
 @click.option(
     "--model", "models", multiple=True, metavar="PATH or NAME=PATH",
-    help="Who answers: one model for all, or one for the requests that ask for NAME; may be given several times.",
+    help="The model: one for all requests, or one for the requests that name NAME; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--models", "models_file", metavar="FILE", default="", help="Models by name, as `stoker serve` reads them (TOML)."
@@ -25,12 +25,12 @@ from stoker.console import Screen, WholeNumber
 @click.option("--max-tokens", metavar="N", type=WholeNumber(), help="For requests that set no limit. [as OpenAI's]")
 @click.option(
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
-    help="What writes; as in causal_lm(engine=...).",
+    help="The engine, as in causal_lm(engine=...).",
 )  # fmt: skip
 @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
 @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
-@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
+@click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists.")
 @click.option("--permits", metavar="FILE", default="", hidden=True)  # a gateway's, with the limits of a key
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context

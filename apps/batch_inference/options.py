@@ -74,7 +74,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
         if not self.path_of(request.model):
             known = ", ".join(self.named)
             raise RequestRefused(
-                f"model {request.model} is none of the models that --model names ({known})",
+                f"model {request.model} is not a model that --model names ({known})",
                 param="model",
                 code="model_not_found",
                 status=404,

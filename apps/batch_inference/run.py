@@ -188,8 +188,8 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
     if not models.named and not models.every:
         if options.file:
             raise ConfigError(
-                f"{options.file}: say which model answers: --model PATH for all requests, --model NAME=PATH for those"
-                " that ask for NAME",
+                f"{options.file}: name a model: --model PATH for all requests, --model NAME=PATH for the"
+                " requests that name NAME",
                 key="model",
             )
         models = msgspec.structs.replace(models, every=default_model())

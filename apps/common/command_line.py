@@ -24,8 +24,10 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
-        click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options."),
-        click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there."),
+        click.option("--resume", metavar="DIR", type=_FOLDER, help="Continue this run, with its options."),
+        click.option(
+            "--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists."
+        ),
         click.option("--format", type=click.Choice(formats), help=f"Of the results file. [{formats[0]}]"),
         click.option(
             "--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr."
@@ -44,7 +46,7 @@ def check_resume(resume: Path | None, **others: Any) -> None:
     """Raise UsageError if `--resume` is combined with one of these options."""
     if resume and any(others.values()):
         *names, last = (name if name.isupper() else f"--{name}" for name in others)
-        raise click.UsageError(f"--resume names the run to go on with; leave {', '.join(names)} and {last} away")
+        raise click.UsageError(f"--resume names the run to continue; leave {', '.join(names)} and {last} away")
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:

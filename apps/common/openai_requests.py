@@ -248,7 +248,7 @@ def _refuse_others(body: Body, endpoint: Endpoint) -> None:
             raise refused(name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value")
         if name in NEUTRAL:
             only = " or ".join(_json(neutral) for neutral in NEUTRAL[name])
-            raise refused(name, f"is {_shown(value)}; only {only} can be had here", "unsupported_value")
+            raise refused(name, f"is {_shown(value)}; only {only} is supported", "unsupported_value")
         if name in REFUSED:
             raise refused(name, "is not supported here; leave it out", "unsupported_parameter")
         near = difflib.get_close_matches(name, sorted({*honoured, *NEUTRAL}), n=1)
@@ -330,7 +330,7 @@ def _content(content: Any, where: str) -> str:
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in ("text", "refusal") or not isinstance(text, str):
             what = (
-                f"is of type {_shown(kind)}; only text can be had here"
+                f"is of type {_shown(kind)}; only text is supported"
                 if kind not in ("text", "refusal")
                 else "has no text"
             )
@@ -360,7 +360,7 @@ def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
 def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
     limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) == 2:
-        raise refused("max_tokens", "stands beside max_completion_tokens; give one of them", "invalid_value")
+        raise refused("max_tokens", "is given together with max_completion_tokens; give one of them", "invalid_value")
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
     return SamplingOptions(
         max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,

@@ -13,7 +13,7 @@ from stoker.console import Screen, WholeNumber
 
 @click.command(
     APP,
-    short_help="What texts of each length take on an encoder, and which lengths are worth a runtime.",
+    short_help="Measure an encoder at each text length, and choose lengths that deserve their own runtime.",
     context_settings={"max_content_width": 120},
 )
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")

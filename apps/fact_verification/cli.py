@@ -30,7 +30,7 @@ _DEFAULT = VerificationOptions()
 )
 @click.option(
     "--awareness", type=click.Choice(["none", "disk", "full"]),
-    help="What outlives a call: nothing, the model's files, or the loaded model. [full]",
+    help="What stays between calls: nothing, the model's files, or the loaded model. [full]",
 )  # fmt: skip
 @click.option("--snapshot/--no-snapshot", default=None, help="Keep a copy of the model that loads faster. [on]")
 @click.option(

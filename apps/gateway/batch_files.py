@@ -120,7 +120,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
     purpose = fields["purpose"][1].decode(errors="replace")
     if purpose != "batch":
         raise RequestRefused(
-            f"purpose is {purpose!r:.60}; only batch can be had here", param="purpose", code="invalid_value"
+            f"purpose is {purpose!r:.60}; only batch is supported", param="purpose", code="invalid_value"
         )
     for name in fields.keys() - {"file", "purpose"}:
         text = f"{name:.80} is not supported here: files are removed after 30 days"

@@ -62,7 +62,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case CallCancelledError():
             return _said("the request was cancelled before it had its answer", "cancelled", 503, _BUSY_S)
         case StreamDiffersError():
-            said = "the request had to run again, and its new text differs from what was sent of the first"
+            said = "the request had to run again, and its new text differs from the text already sent"
             return _said(said, "stream_differs", 500)
         case SerializationError():
             return _said("the answer could not be read", "result_unreadable", 500)

@@ -223,7 +223,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                 raise SessionError(
                     f"the gateway ends: {loaded.over}; the same command serves again, at the same address"
                 )
-            screen.line(f"the gateway has ended; session {loaded.id} goes on: stoker down {loaded.id} ends it")
+            screen.line(f"the gateway has ended; session {loaded.id} keeps running: stoker down {loaded.id} ends it")
     return 0
 
 
@@ -274,7 +274,7 @@ def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], sessio
                 raise ConfigError(
                     f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
                     " not honour it; leave it out, or serve from one with another ([policy] name in the site file)."
-                    f" The session goes on: stoker down {session.id} ends it",
+                    f" The session keeps running: stoker down {session.id} ends it",
                     file=str(file),
                     key=setting,
                 )

@@ -16,7 +16,7 @@ _DEFAULT = SweepOptions()
 
 
 @click.command(APP, short_help="Models x prompts x parameters over a data file.", context_settings=WIDE)
-@click.option("--sweep", metavar="FILE", help="What to sweep: a TOML file. [a small example, shipped]")
+@click.option("--sweep", metavar="FILE", help="The sweep: a TOML file. [a small example, shipped]")
 @click.option(
     "--data",
     metavar="FILE",

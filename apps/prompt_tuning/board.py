@@ -215,7 +215,10 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
     lines += job_table([one.entry for one in shown], now=now)
     for one in shown:
         if one.abandoned:
-            lines += ["", f"{one.entry.name}: whoever submitted it is gone; submit it again, and it goes on from"]
+            lines += [
+                "",
+                f"{one.entry.name}: the program that submitted it is gone; submit it again, and it continues from",
+            ]
             lines[-1] += f" its last checkpoint ({one.folder})"
     return lines
 
@@ -265,10 +268,10 @@ def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
             f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
         )
     if entry.phase is Phase.TUNING:
-        return f"{what}; it runs all the same"
+        return f"{what}; it runs anyway"
     if drops:
         return f"{what}; it is dropped, as --late drop wants it"
-    return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"
+    return f"{what}; it runs when no other job needs its devices (--late drop drops such jobs)"
 
 
 def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:

@@ -39,13 +39,13 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 )
 @click.option(
     "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,
-    help="A job that cannot make its deadline: run it when nobody else needs its devices, or drop it.",
+    help="A job that cannot make its deadline: run it when no other job needs its devices, or drop it.",
 )  # fmt: skip
 @click.option("--wait/--detach", default=True, help="Wait for them, or leave them to a process of their own. [wait]")
 @click.option("--bank", metavar="DIR", default="", help="The prompt bank. [the model's own, in the state folder]")
 @click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned ones.")
 @click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="Where the run folders go. [runs]")
-@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same job is there.")
+@click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run of the same job exists.")
 @click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def submit_jobs(
@@ -88,8 +88,8 @@ def submit_jobs(
 
 @click.command(short_help="Show tuning jobs: how far each is, and when it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C, or until the last job is over.")
-@click.option("--all", "all_", is_flag=True, help=f"Also those that have been over for longer than the last {_RECENT}.")
+@click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C, or until the last job is over.")
+@click.option("--all", "all_", is_flag=True, help=f"Also show jobs that ended longer ago than {_RECENT}.")
 @click.argument("runs", type=_FOLDER, default=RUNS)
 def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
     """The tuning jobs of RUNS [runs]: progress, expected end, and what they wait for."""

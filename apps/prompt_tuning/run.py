@@ -84,9 +84,9 @@ def submit(
                     follow(jobs, session, shown)
         except Stopped:
             for job in jobs:
-                job.stop("stopped by whoever submitted it")
+                job.stop("stopped by its submitter")
             screen.line()
-            screen.line("stopped: checkpoints are kept; this goes on from them:")
+            screen.line("stopped: checkpoints are kept; this continues from them:")
             left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
             screen.line(f"  {again(left, options)}")
             return INTERRUPTED

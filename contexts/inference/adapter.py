@@ -226,7 +226,7 @@ class ModelTexts:
         length = len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
-                f"the prompt comes to {length} tokens with what follows it; the model reads {self.longest}."
+                f"the prompt comes to {length} tokens with its continuation; the model reads {self.longest}."
                 " Shorten it, or split it"
             )
 

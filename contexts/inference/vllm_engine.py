@@ -272,7 +272,7 @@ class VLLMEngine:
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
                 f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
-                f" cannot hold {show_bytes(max(0, cache_bytes))} instead; load the model anew with less device_memory"
+                f" cannot hold {show_bytes(max(0, cache_bytes))} instead; load the model again with less device_memory"
             )
 
     def forget_prefixes(self) -> None:
@@ -310,7 +310,7 @@ class VLLMEngine:
         if (found := self._probe()) != self._fingerprint:
             self._broken = (
                 f"vLLM writes other tokens after a sleep ({found}) than before ({self._fingerprint}); its results"
-                " cannot be trusted. Load the model anew"
+                " cannot be trusted. Load the model again"
             )
             raise StokerError(self._broken)
 

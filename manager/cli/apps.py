@@ -243,8 +243,8 @@ def _program(path: Path) -> click.Command:
 
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
 @click.option("--session", metavar="ID", help=_SESSION_HELP)
-@click.option("--detach", is_flag=True, help="Run it in a process that goes on when you log out.")
-@click.option("--name", metavar="NAME", default="", help="What a detached run is called. [the program's name-NUMBER]")
+@click.option("--detach", is_flag=True, help="Run it in a process that keeps running when you log out.")
+@click.option("--name", metavar="NAME", default="", help="Name of a detached run. [the program's name-NUMBER]")
 @click.pass_context
 def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.

@@ -114,7 +114,7 @@ class Observer:
         if holder is not None and lease.is_alive(holder):
             by_hand = (
                 f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach"
-                f" {self.folder.path}`, starts another one, which goes on from the journal"
+                f" {self.folder.path}`, starts another one, which continues from the journal"
             )
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(

@@ -50,7 +50,7 @@ def measurement_store() -> Iterator[Finding]:
     if verdict == "ok":
         yield ok("store", f"measurements of {_count(count, 'context', 'contexts')} in {path}")
     else:
-        fix = f"move it away, it is made anew: mv {path} {path}.damaged"
+        fix = f"move it away, and Stoker makes a new one: mv {path} {path}.damaged"
         yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
 
 
@@ -163,15 +163,15 @@ CHECKS = (
     Check("python", "Which Python runs Stoker?", doctor_machine.python),
     Check("packages", "Are the packages here that Stoker and its extras need?", doctor_machine.packages),
     Check("models", "Is the default model installed?", doctor_machine.models),
-    Check("batch_system", "Which batch system is here, and what may this user ask of it?", doctor_site.batch_system),
-    Check("devices", "What would a pilot on this machine offer?", doctor_machine.devices),
+    Check("batch_system", "Which batch system is here, and what may this user request?", doctor_site.batch_system),
+    Check("devices", "Which devices, memory and cores would a pilot on this machine offer?", doctor_machine.devices),
     Check("torch_and_driver", "Can the installed torch use the GPU driver?", doctor_machine.torch_and_driver),
-    Check("disks", "Is there room for measurements, snapshots and caches?", doctor_machine.disks),
+    Check("disks", "Do measurements, snapshots and caches have room?", doctor_machine.disks),
     Check("limits", "May a manager open enough files?", doctor_machine.limits),
     Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
     Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
     Check("store", "Can the measurements of earlier runs be read?", measurement_store),
-    Check("sessions", "Which sessions are known here, and what do they keep on disk?", earlier_sessions),
+    Check("sessions", "Which sessions are known here, and how much disk do they use?", earlier_sessions),
     Check("processes", "Do processes of ended sessions still run here?", orphaned_processes),
     Check("jobs", "Do batch systems still have jobs of ended sessions?", orphaned_jobs),
 )
@@ -183,7 +183,7 @@ _PROBE_WITHIN_S = 300.0
 @click.command(short_help="Check this machine and site files; say what to do.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
-@click.option("--tests", is_flag=True, help="Run the site suite on each SITE: a page of what holds there.")
+@click.option("--tests", is_flag=True, help="Run the site suite on each SITE and report which checks pass.")
 @click.option("-k", "chosen", metavar="EXPR", default="", help="With --tests: the tests to run, as for pytest -k.")
 @click.option(
     "--wait",

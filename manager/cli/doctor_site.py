@@ -65,7 +65,7 @@ def show(site: Site) -> DryRunLines:
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
-    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {number}"
+    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has another id); {how}, {number}"
     lines = (head, *text.rstrip("\n").split("\n"))
     if site.engine is Engine.TASKVINE:
         factory = engines.factory_command(site, folder, session=_EXAMPLE)
@@ -292,7 +292,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     reach this host."""
     topic = f"probe {site.name}"
     folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
-    say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
+    say(f"its own session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
     try:
         detached.start(folder, waiting=say)
@@ -369,9 +369,9 @@ def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str)
         said = [*status.trouble.values(), *show_status.ended_in_words(status.ended_blocks)]
         return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
     if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
-        return f"the probe was not submitted within {took}", f"what its factory did: {folder.path / 'factory.log'}"
+        return f"the probe was not submitted within {took}", f"its factory's log: {folder.path / 'factory.log'}"
     fix = (
-        "a firewall between them? name the network that they share: [session] interface, ports; what the job printed: "
+        "a firewall between them? name the network that they share: [session] interface, ports; the job's output: "
         f"{folder.path / 'submit'}"
     )
     return f"the probe runs, and its pilot has not reached {address} within {took}", fix

@@ -58,8 +58,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     if not as_json:
         if unwritten:
             console.note(
-                f"the last records of its journal are not written ({unwritten}, {folder.journal}): what `stoker status`"
-                " and `stoker explain` tell of it may end a little early"
+                f"the last records of its journal are not written ({unwritten}, {folder.journal}):"
+                " `stoker status` and `stoker explain` may miss its last events"
             )
         for text in stays:
             console.note(text)

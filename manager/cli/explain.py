@@ -55,7 +55,7 @@ def progress_line(progress: LoggedProgress) -> str:
         parts.append(f"about {show_about(progress.seconds_left)} left{part}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:g}")
-    return f"  progress  {', '.join(parts)} (by what it prints)"
+    return f"  progress  {', '.join(parts)} (judged by its output)"
 
 
 # ---- whose fault
@@ -76,7 +76,7 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
     (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is used no more (quarantined)"),
     (r"its library died .*, 1 of (?P<most>\d+) before", "ran again after the first death of its library"),
-    (r"its library died .*it is tried again by itself", "ran again by itself, with nothing beside it"),
+    (r"its library died .*it runs again alone", "ran again alone"),
     (r"may have run when (?P<where>\S+) died \(\d+\); it runs alone", "ran again alone on a pilot"),
     (r"back in the queue: .* \(.*which are not the pilot's hold.*", "ran again, at no cost of its tries"),
     (r"ran .* and was cut off by the walltime of (?P<where>\S+)", "waited for a pilot with more time left"),
@@ -156,7 +156,7 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
         return [f"  happened  {verdict.happened}", *told, *done, f"  look      {verdict.look}"]
     whose = _WHOSE.get(verdict.kind, "the infrastructure")
     if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
-        whose = "what was asked for"
+        whose = "the request"
     head = f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
@@ -183,10 +183,10 @@ def _where_to_look(story: Story) -> str:
         texts = [line.text for line in story.lines]
         libraries = logs.died(texts)
         if logs.printed(texts):
-            return f"what it printed: stoker logs {story.subject}"
+            return f"its output: stoker logs {story.subject}"
         if libraries:
             return f"it printed nothing; the log of its library, also of other calls: stoker logs {libraries[-1]}"
-        return "it printed nothing; run the function by itself with the same arguments"
+        return "it printed nothing; run the function alone with the same arguments"
     return f"stoker logs {story.subject}"
 
 
@@ -232,7 +232,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         console.json({"over": over, "story": told, "verdict": fault, "progress": progress})
     elif story.found:
         if over:
-            console.note(f"{over}; what its journal says:")
+            console.note(f"{over}; its journal:")
         console.lines(show_status.story_lines(story, today=datetime.date.today()))
         console.lines(verdict_lines(fault) if fault is not None else ())
         console.lines([progress_line(progress)] if progress is not None else ())

@@ -254,7 +254,7 @@ def init(*, output: Path, partition: str) -> None:
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
-        raise ConfigError(f"{output} is there already; name another file: stoker init --output FILE", file=str(output))
+        raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
     parse_site(made.text, file=str(output))  # what we write must be what we read
     if to_stdout:

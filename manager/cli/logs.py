@@ -61,9 +61,9 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
     """Return the message for a call without output. `over`: that its session has ended, in words."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
-        kept = f"; what it may have printed: stoker logs {story.runs_in[0]}" if libraries else ""
+        kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
         return f"{call} had not ended when its session did ({over}){kept}"
-    later = f"what it prints can be read when it has ended: stoker logs {call}"
+    later = f"its output can be read when it has ended: stoker logs {call}"
     if story.waits_for:
         where = f" in {libraries}" if libraries else ""
         return f"{call} waits{where}: {story.waits_for}\n{later}"
@@ -143,7 +143,7 @@ _BLOCK = re.compile(r"b\d+")
 
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
-@click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
@@ -167,7 +167,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
             f"  {each.name:<{width}}  {show_bytes(each.path.stat().st_size):>8}  {each.path}" for each in there
         )
         if there:
-            console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
+            console.note("print one: stoker logs manager; a call's output: stoker logs c-0")
     elif is_call(what):
         if follow:
             raise click.UsageError(

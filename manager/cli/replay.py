@@ -27,7 +27,7 @@ _SEEDS = 9
 @click.command(short_help="Check that a session's journal leads to the same decisions.")
 @click.argument("run", default="")
 @click.option(
-    "--simulate", is_flag=True, help="Also simulate the session with what it measured, and compare makespans."
+    "--simulate", is_flag=True, help="Also simulate the session with its measured times, and compare makespans."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def replay(*, run: str, simulate: bool, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
             f"  note  what happened before {datetime.fromtimestamp(found.since):%Y-%m-%d %H:%M:%S} was compacted"
         )
     if found.lost:
-        out.append(f"  note  {found.lost} parts of the journal are damaged; what was decided on them is not compared")
+        out.append(f"  note  {found.lost} parts of the journal are damaged; decisions after them are not compared")
     if found.is_old:
         why = "its manager has not written that yet" if live else "it is an old journal, or its manager was killed soon"
         out.append(f"  note  this journal does not tell what was decided: {why}")

@@ -27,7 +27,7 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
+@click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C; on a pipe, print only changes.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
@@ -183,7 +183,7 @@ def revive(folder: SessionFolder) -> None:
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
-    console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and goes on from its journal")
+    console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and continues from its journal")
     if lost := out_of_sight(detached.sites_of(folder).values(), before=before, now=folder.read().address):
         console.note(lost)
 
@@ -195,9 +195,9 @@ def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
     if before == now or not blind:
         return ""
     return (
-        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: those that run "
-        f"go on looking at {before}, and end after their lease; their calls run again on new ones. To keep them, end "
-        "the manager here and attach from the host where it was"
+        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: running pilots "
+        f"still look for it at {before}, and end after their lease; their calls run again on new ones. To keep them, "
+        "end the manager here and attach from the host where it was"
     )
 
 

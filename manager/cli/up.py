@@ -105,7 +105,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
             detached.forget(made)
             raise
         name = made.read().session
-        console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
+        console.note(f"session {name} is up; its queues: stoker status {name}; end it: stoker down {name}")
         raise
     if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
@@ -134,8 +134,8 @@ def _refused(
     lines = [
         words,
         f"session {status.session} has ended again; mend the site file and try again",
-        f"what would be submitted, and what the batch system says to it: {again} --dry-run",
-        f"what was tried: stoker logs factory {status.session}; to stay up and go on trying: {again} --no-wait",
+        f"the submit script, and the batch system's answer to it: {again} --dry-run",
+        f"attempts: stoker logs factory {status.session}; to stay up and keep trying: {again} --no-wait",
     ]
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
 
@@ -166,7 +166,7 @@ def render(
         out += [
             f"no pilot has come; the first job {why.partition(': ')[2] or why}",
             "mend the site file and start another session",
-            f"what it printed: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
+            f"its output: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
         ]
         return out
     out += [

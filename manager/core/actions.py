@@ -206,7 +206,7 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
                 raise PolicyError(f"library {library} does not hold call {call}")
             log, start = blame.log_of(holder), holder.printed_to
         case events.OfFailure():
-            raise PolicyError("it is asked about each failure without that")
+            raise PolicyError("it decides each failure without that")
     manager.out.append(events.AskAdvice(about, name, log, start))
 
 

@@ -42,7 +42,7 @@ def why_apart(state: State, call: Call) -> str:
         return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
     count = len(trial.counted)
     if awaits_word(trial):
-        return f"lost {count} pilots; waits for what the batch system says of the last one"
+        return f"lost {count} pilots; waits for the batch system's record of the last one"
     where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
     return f"lost {count} pilots or libraries while it ran, and is to run alone on a pilot{where}"
 
@@ -62,7 +62,7 @@ def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
     proved = len(counted) > ALONE_AFTER and counted[-1].alone
     if not proved and len(counted) < MOST_LOSSES:
         return None
-    beside = ", the last time with nothing beside it" if counted[-1].alone else ""
+    beside = ", the last time alone" if counted[-1].alone else ""
     lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
     lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
     last = counted[-1]

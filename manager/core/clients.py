@@ -220,7 +220,7 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         _drop_results(manager, client, why)
     if is_over:
         if client.id not in state.banned:
-            forgotten = "this program was gone for too long: the session has forgotten it; start the program anew"
+            forgotten = "this program was gone for too long: the session has forgotten it; start the program again"
             ban(state, client.id, forgotten)
         registry.forget_client(state, client)
         ending.record_runs(manager)

@@ -175,7 +175,9 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        manager.state.refuse("resize that nobody asked for")  # an order is repeated after a hello, and answered twice
+        manager.state.refuse(
+            "resize that the manager did not order"
+        )  # an order is repeated after a hello, and answered twice
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]

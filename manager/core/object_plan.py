@@ -59,7 +59,7 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
-    pilot.note(manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which nobody else has")
+    pilot.note(manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which no other pilot has")
     return min(MOST_S, left_s)
 
 

@@ -137,7 +137,7 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
             holding.drop(manager, library, id, running=False)
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
         queues.leave_queue(manager, call)
-        holding.resume(manager, library, call, why="it has run there all the time: it goes on")
+        holding.resume(manager, library, call, why="it has run there all the time, and continues")
     else:  # it runs elsewhere by now; of a gang, the whole begins again
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)

@@ -332,7 +332,7 @@ def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
     if not holding.may_go_on(library, call):
         _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
-    holding.resume(manager, library, call, why="it ran there while the manager did not know of it: it goes on")
+    holding.resume(manager, library, call, why="it ran there while the manager did not know of it, and continues")
     return True
 
 

@@ -319,7 +319,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
     call.by_itself = True
     if not alone:
         past.kills = min(past.kills, POISON_KILLS - 1)
-        call.note(manager.state.now, f"{text} while it ran other calls too; it is tried again by itself")
+        call.note(manager.state.now, f"{text} while it ran other calls too; it runs again alone")
         return False
     call.note(manager.state.now, f"{text}, {past.kills} of {POISON_KILLS} before it is given up")
     if past.kills < POISON_KILLS:

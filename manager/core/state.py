@@ -178,7 +178,7 @@ class Trial:
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
-JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
+JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have reported their state again"
 KEPT_REFUSALS = 200  # Kinds of refusals that are counted; others count together
 KEPT_NOTICES = 20  # Notices that a session keeps, the last ones
 

@@ -80,7 +80,7 @@ def _block_in_words(now: float, block: Block) -> str:
 
 def source_failure(source: SourceState) -> str:
     if source.stopped:
-        return f"no more jobs are asked for: {source.stopped}"
+        return f"no more jobs are submitted: {source.stopped}"
     if source.hold:
         return f"a job was held: {source.hold}"
     times = source.failures or source.short_lived
@@ -247,7 +247,7 @@ def _runs_from(call: Call) -> int:
 def _expected(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
-        return f"is to be done in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
+        return f"is due in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
     left_s = said.ends_at - state.now
     ends = "is expected to end " + (f"in {show_seconds(left_s)}" if left_s >= 1.0 else "any moment")
     if not due_at:
@@ -325,7 +325,7 @@ def waits_for(state: State, context: Context) -> str:
         wanted = f"no pilot that is here has a device of a kind that {name} wants ({', '.join(kinds)})"
         return f"{wanted}; {_blocks(state)}" if state.blocks or state.sources else wanted
     free = max((d.free_bytes for d in state.devices()), default=0)
-    return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
+    return f"no device has room for {name} next to its busy libraries (most free: {show_bytes(free)})"
 
 
 def _limited(context: Context) -> str:

@@ -341,9 +341,9 @@ def labels_of(app: PythonApp | None) -> list[str] | None:
 _ELSEWHERE = {
     "retries": "Parsl tries calls again: stoker.load(retries=2)",
     "walltime": "ends of calls are told with timeout; a call itself takes Parsl's walltime=",
-    "memory": "what a call needs of a device, its context says: @stoker.context(memory=...)",
-    "device_memory": "what a call needs of a device, its context says: @stoker.context(device_memory=...)",
-    "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
+    "memory": "the context declares the devices that a call needs: @stoker.context(memory=...)",
+    "device_memory": "the context declares the devices that a call needs: @stoker.context(device_memory=...)",
+    "devices": "the context declares the devices that a call needs: @stoker.context(devices=...)",
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
@@ -391,7 +391,7 @@ def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tup
     if streams and gang[1] > 1:
         raise ConfigError(
             f"{name_of(function)} gives its result in pieces, which calls of a gang cannot: leave gang out, or write"
-            " stream=False for a result that is the list of what it yields",
+            " stream=False for a result that is the list of yielded values",
             key="gang",
         )
     return streams

@@ -82,7 +82,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
         lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
     lines.append("  mend the site file, or what the job misses on its node, and load again")
     if log:
-        lines.append(f"  the scripts, and what they printed: {log}")
+        lines.append(f"  the scripts and their output: {log}")
     return SessionError("\n".join(lines), log=log)
 
 

@@ -422,7 +422,7 @@ class Link:
             self.journal_trouble = ""  # a manager that cannot write its journal says so after the welcome
             if message.again:
                 text = "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
-                logger.warning(text + "and those that run go on", self.session.session, len(self.waiting))
+                logger.warning(text + "and running ones continue", self.session.session, len(self.waiting))
                 self._out.resubmit_everything()
             for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)

@@ -344,7 +344,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
         """Fail all open calls with this exception, and accept no more."""
-        logger.error("executor %s cannot go on: %s", self.label, exception)
+        logger.error("executor %s cannot continue: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
         if self._link is not None:

@@ -71,7 +71,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
     error = with_its_command(payloads.load_exception(_bytes(end)))
     if isinstance(error, Exception):
         call = show_call(end.call)
-        printed = f" (what it printed: {_command('logs', call, session)})" if end.printed else ""
+        printed = f" (its output: {_command('logs', call, session)})" if end.printed else ""
         error.add_note(f"call {call}{printed}")
         if advice := _about_names(error):
             error.add_note(advice)
@@ -104,7 +104,7 @@ def _about_names(error: Exception) -> str:
     return (
         f"pickle, which multiprocessing uses, finds {name} by its module and name only, and in a library the program's"
         f" own functions have no module. Import it inside the call from a file next to the program (from helpers import"
-        f" {name}), use threads, or let each item be a call of its own: stoker.map"
+        f" {name}), use threads, or make each item its own call: stoker.map"
     )
 
 
@@ -128,7 +128,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     if failure.kind is FailureKind.CONTEXT and failure.log:
         lines.append(f"  what its loader printed: {_command('logs', facts['call'], session)}")
     elif (output := printed or failure.printed) is not None and output.end != output.start:
-        lines.append(f"  what it printed: {_command('logs', facts['call'], session)}")
+        lines.append(f"  its output: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:
         log = _command("logs", facts["library"], session)
         lines.append(f"  nothing that it printed is kept; its library's log, also of other calls: {log}")

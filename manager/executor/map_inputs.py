@@ -209,7 +209,7 @@ class PulledInputs(Iterator[Any]):
         except BaseException as error:  # raised where the next result would have come
             if "thread" in str(error):
                 error.add_note(
-                    "stoker.map: this input is slow, so it is read on a thread of its own; if it cannot be used there,"
+                    "stoker.map: this input is slow, so a separate thread reads it; if it cannot be used there,"
                     " make a list of it first, or give window=1"
                 )
             self._end = error

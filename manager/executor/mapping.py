@@ -260,9 +260,9 @@ class ResultStream(Iterator[Any]):
         also = f", {done:,} more had come" if done else ""
         self.close()
         batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
-        go_on = "to go on, map the items after these"
+        go_on = "to continue, map the items after these"
         if not self._ordered:
-            go_on = "they came in any order, so to go on let each result say which item it is of"
+            go_on = "they came in any order; to continue, return the item's name with each result"
         if self._keeping is not None:
             go_on = self._keeping.how_to_continue()
         return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"

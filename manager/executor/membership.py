@@ -82,7 +82,7 @@ class Membership:
             self._report_at = now + AWAY_S
             report = logger.debug if self._is_reported else logger.warning
             self._is_reported = True
-            text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
+            text = "session %s: its manager is away; running calls continue. If it does not come back: stoker attach %s"
             report(text, self.session.session, self.session.session)
         try:
             self.session = self._folder.read()
@@ -94,7 +94,7 @@ class Membership:
     def why_silent(self) -> str:
         return (
             f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
-            f" {self._folder.path} hangs; calls and results wait for it, and what runs goes on"
+            f" {self._folder.path} hangs; calls and results wait for it, and running calls continue"
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:

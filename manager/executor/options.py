@@ -71,7 +71,7 @@ def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> Non
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"beside its own it takes those of Parsl: {', '.join(_PARSLS)}"
+        hint = f"did you mean {near[0]}?" if near else f"it takes its own options and Parsl's: {', '.join(_PARSLS)}"
         raise ConfigError(f"stoker.load has no option {unknown}; {hint}", key=unknown)
     if options.get("strategy", None) not in _STRATEGIES:
         raise refuse("strategy", options["strategy"], 'one of "simple", "htex_auto_scale", "none"')
@@ -144,7 +144,7 @@ KEYS = {
     "ttft_per_token_s": "time to first token for each token of input, where that is more: seconds or a text",
     "ttft_most_s": "the most that the time to first token grows to: seconds or a text",
     "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
-    "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
+    "features": "facts for policies: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
     "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
     "gang": "(smallest, largest) number of libraries that run it together",
     "stream": "True: the pieces that the function yields travel as they come",
@@ -227,7 +227,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     context = specification.get("context")
     family = context if isinstance(context, Family) else None
     if family is not None and specification.get("variants"):
-        raise _wrong("variants", specification["variants"], "of any use beside a family, whose contexts are variants")
+        raise _wrong("variants", specification["variants"], "useful only without a family, whose contexts are variants")
     recipe = family.recipes[-1] if family is not None else None if context is None else _recipe("context", context)
     variants = () if specification.get("variants") is None else specification["variants"]
     if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
@@ -281,7 +281,7 @@ def read_parsl_spec(spec: Any) -> Recipe:
 
 def _unknown(unknown: list[str]) -> SpecificationError:
     nearest = difflib.get_close_matches(unknown[0], KEYS, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "what a call needs of a device, its context says"
+    hint = f"did you mean {nearest[0]}?" if nearest else "the context declares the devices that a call needs"
     valid = "\n".join(f"  {key:11} {text}" for key, text in KEYS.items())
     what = f"{unknown[0]} is not a key" if len(unknown) == 1 else f"{', '.join(unknown)} are not keys"
     message = f"parsl_resource_specification: {what}; {hint}\nthe keys are\n{valid}"
@@ -320,7 +320,7 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     except (ConfigError, OverflowError) as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
     if not seconds:
-        raise _wrong(key, value, "longer than no time: leave it out where there is no limit")
+        raise _wrong(key, value, "longer than no time: leave it out for no limit")
     if seconds > LONGEST_S:
         raise _wrong(key, value, 'a time that will be over one day: write one as in "10 min"')
     return seconds

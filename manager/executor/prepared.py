@@ -41,7 +41,7 @@ _decode = wire.from_client()
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
     """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
     were checked before."""
-    _check_size(len(submission.function.blob), f"{name} and what it uses of its surroundings", what="function")
+    _check_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
     recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
         *(to_manager.DefineRecipe(recipe) for recipe in recipes if recipe.key not in known),
@@ -55,7 +55,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
             wrong = _what(message) or str(error).partition(" - at `$")[0]  # a path on the wire is no user's word
         if wrong:
-            raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
+            raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
             _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
     known.update(recipe.key for recipe in recipes)
@@ -214,8 +214,8 @@ class PreparedFunction:
         if name:
             self._told.add(recipe.key)
             logger.warning(
-                "context %s was made before %s changed, and is loaded as it was then; make it again (run the lines that"
-                " call its loader, and those that decorate %s) to load it with the new one",
+                "context %s was made before %s changed, and is loaded as it was then; to load it with the new one, run"
+                " the lines again that call its loader and that decorate %s",
                 recipe.name,
                 name,
                 self.name,

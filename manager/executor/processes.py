@@ -185,7 +185,7 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping.is_set() or code == 0:  # at 0 the session was ended by somebody else
+            if self._stopping.is_set() or code == 0:  # at 0 the session was ended by a signal else
                 return
             if not os.path.isdir(self._folder.path):
                 self._on_lost(removed(self._folder))

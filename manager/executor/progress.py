@@ -265,7 +265,7 @@ class WaitNotices:
             self._of_journal_at = now
             self._say(trouble)
         elif self._of_journal and not trouble:
-            self._say("the session's journal can be written again: calls and results go on")
+            self._say("the session's journal can be written again: calls and results continue")
         self._of_journal = trouble
 
     def _run(self) -> None:

@@ -129,7 +129,7 @@ def load(
             if not interrupted:
                 raise
         if interrupted or _current is None:  # raised here, so that the traceback shows the user's line
-            raise KeyboardInterrupt("stoker.load was interrupted; what it had started is ended")
+            raise KeyboardInterrupt("stoker.load was interrupted; its processes have ended")
     return _current
 
 
@@ -248,7 +248,7 @@ class Session:
         self._over = True
         atexit.unregister(self.stop)
         try:
-            with _said_when_slow(f"stoker: session {self.id} is ending: what loads or runs is being stopped"):
+            with _said_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
                 if not self._kernel.cleanup_called:
                     self._kernel.cleanup()
         finally:

@@ -101,7 +101,7 @@ def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
     try:
         publish(objects, recipe.objects)
     except OSError as error:
-        logger.warning("pilots that see no files of this machine can't have those of %s: %s", recipe.name, error)
+        logger.warning("pilots that see no files of this machine cannot have the files of %s: %s", recipe.name, error)
     told = []
     for ref in recipe.objects:
         try:

@@ -113,6 +113,6 @@ def _check(site: Site) -> None:
     kind = site.provider.kind
     if not site.provider.shared_files and kind not in (ProviderKind.CONDOR, ProviderKind.KUBERNETES):
         raise ConfigError(
-            f"site {site.name}: with shared_files = false a job must bring files along, as condor's do; those of "
-            f"{kind.value} need a session folder that their nodes see"
+            f"site {site.name}: with shared_files = false a job must bring files along, as condor's do; "
+            f"{kind.value} jobs need a session folder that their nodes see"
         )

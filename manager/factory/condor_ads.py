@@ -201,7 +201,7 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
         asked = memory_bytes or int(ad.get("RequestMemory") or 0) * 2**20
         used = int(ad.get("ResidentSetSize_RAW") or 0) * 1024
         has = f'memory = "{show_bytes(asked)}" is too small' if asked else "memory is too small"
-        took = f" for what the pilot used ({show_bytes(used)})" if used else " for what the pilot used"
+        took = f": the pilot used {show_bytes(used)}" if used else " for the pilot"
         return f"{has}{took}; raise [provider] memory in the site file"
     if cause == "disk":
         return "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"
@@ -244,7 +244,9 @@ def read_analysis(text: str) -> str:
     nowhere = [_written_out(row, text) for row in _unmet(rows)]
     if nowhere and out == int(total[1]):
         of_machines = "slots on" in text[total.start() :]
-        now = "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with what is free now"
+        now = (
+            "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with the resources free now"
+        )
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse it by their own"] if own else []
     said += [f"{later} would suit, and are taken"] if later else []

@@ -337,7 +337,7 @@ class Factory:
                 worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
             self._spoke_of_it = True
-            text = "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled"
+            text = "no manager has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled"
             log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
     def _verdict(self) -> Ending:

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return Ending.FAILED
     except Exception:
-        log.exception("the factory failed; another one goes on from what the batch system says")
+        log.exception("the factory failed; another one continues from the batch system's records")
         return Ending.FAILED
 
 
@@ -93,7 +93,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
     if locks.take(descriptor):
         return True
     began = time.monotonic()
-    text = "another factory of the session is there, %s: waiting for it to leave, for %s at most"
+    text = "another factory of the session is running, %s: waiting for it to leave, for %s at most"
     log.info(text, _who(file), show_seconds(limit_s))
     if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
         if os.getppid() != parent:

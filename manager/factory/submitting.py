@@ -160,7 +160,7 @@ class Submitter:
         if job and said.code == 0:
             return job
         if job or said.code == 0:
-            raise UnnamedJob(f"no job id is certain in what it printed: {words}")
+            raise UnnamedJob(f"its output shows no certain job id: {words}")
         if _NO_ANSWER.search(words):
             raise Unanswered(words)
         if is_not_now(words):

@@ -316,7 +316,7 @@ def _begin_anew(past: JournalPast, why: str) -> CameBack:
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
     records.remove_old_kept(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
-    notice = f"{why}: {kept}, and clients and pilots say anew what they hold"
+    notice = f"{why}: {kept}, and clients and pilots report their state again"
     log.error("%s", notice)
     return CameBack(ends=list(ends.values()), notices=[notice])
 

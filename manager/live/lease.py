@@ -209,7 +209,7 @@ class Lease:
             # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
             os.close(self._file)
             self._file = -1
-            raise OSError(errno.EMFILE, "another file is there, and none can be opened or written")
+            raise OSError(errno.EMFILE, "another file is at its path, and none can be opened or written")
         _overwrite(self._file, self.path, msgspec.json.encode(holder), before=msgspec.json.encode(self.holder))
         self.holder = holder
         os.fsync(self._file)
@@ -222,7 +222,7 @@ def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.ftruncate(file, len(data))
         if not os.path.samestat(os.fstat(file), os.stat(path)):
-            raise OSError(errno.ESTALE, "another file is there")
+            raise OSError(errno.ESTALE, "another file is at its path")
     except OSError:
         with contextlib.suppress(OSError):
             os.pwrite(file, before, 0)

@@ -112,7 +112,7 @@ def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHol
         name = f"client-{uuid4().hex[:12]}"
         dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
     except (SessionError, zmq.ZMQError) as error:  # its keys are lost, or damaged: no program can join it
-        log.warning("session %s: its manager cannot be asked whether it is there: %s", file.session, error)
+        log.warning("session %s: its manager cannot be reached: %s", file.session, error)
         return False
     poll = select.poll()
     poll.register(dealer.filenos()[1], select.POLLIN)

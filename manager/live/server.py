@@ -364,7 +364,7 @@ class ManagerServer:
             for acks in self._acks.values():
                 messages += acks.along(peer)
             if not self.doors.send(peer.encode(), wire.encode(messages)):
-                log.info("nobody is connected as %s", peer)
+                log.info("no peer is connected as %s", peer)
         for ask in advice:
             self._advise(ask)
 

@@ -53,13 +53,13 @@ SHIPPED: dict[str, Named] = {
         ),
         Named(
             "shortest-first",
-            "As default, and of the calls that wait for a context, those that are expected to run shortly come first.",
+            "As default, but of the calls that wait for a context, the shortest expected runs first.",
             _policies(LoadWhereWanted, ShortestFirst),
         ),
         Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
         Named(
             "prompt-tuner",
-            "Calls with deadlines get as many warm devices as they need, in rounds; what nobody uses is let go.",
+            "Calls with deadlines get as many warm devices as they need, in rounds; unused ones are released.",
             prompt_tuner,
         ),
         Named(

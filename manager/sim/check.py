@@ -59,7 +59,7 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
         if most > source.max_blocks:
-            no_more = f"but max_blocks = {source.max_blocks}: no more are asked for"
+            no_more = f"but max_blocks = {source.max_blocks}: no more are submitted"
             yield f"source {source.name}: there is capacity for {most} blocks, {no_more}"
         never = f"source {source.name} never serves a call"
         if not most:
@@ -138,9 +138,9 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
 
 def _parts(world: World) -> _Problems:
     if not world.sources:
-        yield (), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
+        yield (), "sources: the world has no source, so no pilot can ever come; write [[world.sources]]"
     if not world.contexts:
-        yield (), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
+        yield (), "contexts: the world has no context, so no call can run; write [world.contexts.NAME]"
     devices, names = world.devices, set[str]()
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))

@@ -175,7 +175,7 @@ class Simulation:
             commands = self.core.handle(event, self.agenda.now)
         except PolicyError as error:
             raise SimulationError(
-                f"at {self.agenda.now:g} s a policy asked for what cannot be: {error}\n{_picture(self.core)}"
+                f"at {self.agenda.now:g} s a policy asked for something impossible: {error}\n{_picture(self.core)}"
             ) from error
         self._carry_out(commands)
 

@@ -60,7 +60,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     queues = {Way.WAITING: object.waiting, Way.STRANDED: object.stranded, Way.ALONE: object.alone}
     for way, queue in queues.items():
         if set(queue) != by_way[way]:
-            yield f"{name}: those that are {way.value} are listed wrongly"
+            yield f"{name}: the {way.value} ones are listed wrongly"
     if not set(object.hungry) <= by_way[Way.PEERS]:
         yield f"{name}: who could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):

@@ -227,7 +227,7 @@ class Trace(
         if self.deadline_s and self.format is TraceFormat.ELASTICFLOW:
             raise ValueError(f"deadline: {written} has the deadline of each job")
         if self.gang != (1, 1) and self.format in _JOBS:
-            raise ValueError(f"gang: {written} has jobs, of which each GPU becomes a call of its own")
+            raise ValueError(f"gang: {written} has jobs, of which each GPU becomes its own call")
         _check_gang(self.gang)
 
 

@@ -51,12 +51,12 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "times: an engine needs prefill and decode, at least a cell [tokens, length, seconds] each"
             )
         if not self.times.is_sound():
-            raise ValueError("times: a number in it is none that a measurement gives")
+            raise ValueError("times: it holds a number that no measurement can give")
         for cell in (*self.times.prefill, *self.times.decode):
             if not cell.seconds > 0:
                 raise ValueError(f"times: a step of {cell.tokens:g} tokens takes {cell.seconds:g} s")
         if self.token_bytes and self.cache_tokens:
-            raise ValueError("cache_tokens: with token the cache is what the reservation has room for; leave it out")
+            raise ValueError("cache_tokens: with token the reservation sets the size of the cache; leave it out")
 
     def limits(self, memory_bytes: int) -> BatchLimits:
         cache_tokens = self.cache_tokens

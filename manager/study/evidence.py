@@ -272,7 +272,7 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
         text = f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says"
         reasons.append(Reason(text, Sureness.FAIR))
     if 0 < seen.most < site.pilot.max_blocks * site.provider.pilots:
-        text = f"{site.name} never gave more than {seen.most} pilots at once; whether it would, nobody has seen"
+        text = f"{site.name} never gave more than {seen.most} pilots at once; no run has tried it"
         reasons.append(Reason(text, Sureness.FAIR))
     return reasons
 

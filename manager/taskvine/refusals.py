@@ -56,7 +56,7 @@ def _of_site(site: Site) -> Iterator[str]:
     if site.pilot.mixed:
         yield f'[pilot] devices = "{site.pilot.devices}": a worker of its holds libraries on GPUs or on cores'
     if site.pilot.probe != AUTO_PROBE:
-        yield f'[pilot] probe = "{site.pilot.probe}": nobody probes the devices of its workers'
+        yield f'[pilot] probe = "{site.pilot.probe}": the devices of its workers are not probed'
     for setting in ("name", "dispatch", "residency"):
         if (value := getattr(site.policy, setting)) not in ("", Policy().name):
             yield f'[policy] {setting} = "{value}": it decides itself where calls run'
@@ -98,6 +98,6 @@ def _of_options(options: CallOptions) -> Iterator[str]:
         yield f"gang = {options.gang}: it starts one library a call; devices= in @context gives a library several"
     if options.stream:
         yield (
-            "stream: a call that runs in a library says nothing before its end; with stream=False in @app, or by"
-            " stoker.map, the result is a list of what the function yields"
+            "stream: a call that runs in a library sends nothing before its end; with stream=False in @app, or by"
+            " stoker.map, the result is the list of values that the function yields"
         )

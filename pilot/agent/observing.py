@@ -338,7 +338,7 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.Pro
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by a signal"
     if code in [answer.value for answer in events.ProbeVerdict]:
         answer = events.ProbeVerdict(code)
         return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"

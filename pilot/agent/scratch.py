@@ -26,7 +26,7 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
     """Where this user's pilots and caches lie on this host"""
     given = os.path.expandvars(given)
     if given.startswith("$"):
-        raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
+        raise SessionError(f"this node sets no {given}, which --scratch names; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
     refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another one")
@@ -37,9 +37,7 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
             f"no scratch folder could be made at {first}: {error}; give [pilot] scratch (or --scratch) another one"
         ) from error
     if base is None:
-        raise SessionError(
-            f"{first} belongs to somebody else; give [pilot] scratch (or --scratch) a folder of your own"
-        )
+        raise SessionError(f"{first} belongs to another user; give [pilot] scratch (or --scratch) your own folder")
     return base
 
 

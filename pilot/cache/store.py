@@ -86,7 +86,7 @@ class ObjectCache:
         self._safe = SafeMarks(folder / "safe", self._while_same)
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
-            raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
+            raise CacheError(f"the cache folder {folder} belongs to another user; give --scratch another folder")
         folder.chmod(0o700)
         with self._locked():
             self._expire(kept_s)
@@ -162,8 +162,8 @@ class ObjectCache:
             used = show_bytes(sum(entry.size_bytes for entry in here))
             kind = InUseError
             reason = (
-                f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}), those of this"
-                " user's other sessions on this host too"
+                f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}), counting"
+                " this user's other sessions on this host"
             )
         raise kind(
             f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot] cache_size"
@@ -188,8 +188,8 @@ class ObjectCache:
         if sum(unused.values()) + sum(used.values()) >= lacking:
             raise InUseError(
                 f"the object {ref.name} ({show_bytes(ref.size_bytes)}) does not fit on the disk of {self.folder}:"
-                f" running libraries use {show_bytes(sum(used.values()))} of it, those of this user's other sessions on"
-                " this host too; make room there, or give [pilot] scratch another disk",
+                f" running libraries use {show_bytes(sum(used.values()))} of it, counting this user's other sessions on"
+                " this host; make room there, or give [pilot] scratch another disk",
                 object=ref.name,
                 cache=str(self.folder),
             )

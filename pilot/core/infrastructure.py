@@ -111,7 +111,7 @@ ROWS: tuple[Sign, ...] = (
          text=r"(read|write)\(\): fd \d+ failed with (Input/output error|Stale file handle)"),
     Sign(_OS, "a disk of the node is full", "NumPy, _core/src/multiarray/convert.c, tofile",
          text=r"^\d+ requested and \d+ written$", proof=Proof.DISK_IS_FULL),
-    Sign(("builtins.FileNotFoundError",), "a file that is there could not be opened", "safetensors, which says so of"
+    Sign(("builtins.FileNotFoundError",), "an existing file could not be opened", "safetensors, which says so of"
          " every error of open(2)", text=r"^No such file or directory: ", proof=Proof.FILE_IS_THERE),
 )  # fmt: skip
 
@@ -167,5 +167,5 @@ SAID_BY_CODE = {
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
     NOT_CLEARED: "could not clear away what a call left; its log says why",
-    NODE_FAILED: "ended because calls in it fail one after the other of what their node does to them",
+    NODE_FAILED: "ended because its calls keep failing from faults of their node",
 }

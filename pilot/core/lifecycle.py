@@ -63,7 +63,7 @@ def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded
         running = list(library.held)
     failure = _why(state, library, ending, running)
     if failure is not None and state.is_unfit:
-        state.log(f"lib-{number} failed of what the pilot lacks: {failure.message}", Severity.WARNING)
+        state.log(f"lib-{number} failed because of its pilot: {failure.message}", Severity.WARNING)
         failure = None
     move_to(library, Stage.GONE)
     left = drop_all(library, running)
@@ -105,7 +105,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     elif how:
         what = f"was killed by {signal.Signals(how).name}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
     else:
-        what = SAID_BY_CODE.get(code, "ended by itself with exit code {code}: something in it called exit")
+        what = SAID_BY_CODE.get(code, "exited with code {code}: something in it called exit")
         what = what.format(code=code, log=log)
     if not library.serves:
         doing = f"while it loaded {name}"
@@ -144,7 +144,7 @@ def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
     )
 
 
-_OUT_OF_MEMORY = " (nobody here sent it: most often the system had no memory left)"
+_OUT_OF_MEMORY = " (no Stoker process sent it: most often the system had no memory left)"
 
 
 # ---- stopping calls

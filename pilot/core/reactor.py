@@ -188,7 +188,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
         case to_pilot.FetchObject():
             nowhere = objects.set_sources(state, message)
             if nowhere is not None:
-                what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
+                what = f"the object {nowhere.ref.name} is unavailable: no pilot that has it can be reached"
                 starting.object_lost(state, nowhere.ref.name, events.FetchFailure(nowhere.trouble or what))
         case to_pilot.PilotRefused(reason=reason):
             state.says_farewell = False
@@ -318,7 +318,7 @@ def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
         for message in event.messages:
             on_library_message(state, library, message)
     except Exception as error:
-        state.log(f"lib-{library.number}: what it said cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
+        state.log(f"lib-{library.number}: its message cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
         on_garbled(state, library, f"{type(error).__name__}: {error}")
 
 

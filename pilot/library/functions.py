@@ -180,7 +180,7 @@ class Packer:
         what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
         if isinstance(error, ImportError):
             text = (
-                f"{what} could not be unpickled on {pilot}: {type(error).__name__}: {error}; what it imports must be"
+                f"{what} could not be unpickled on {pilot}: {type(error).__name__}: {error}; its imports must be"
                 " installed there"
             )
             raise TransferError(self.failure(text)) from error

@@ -41,7 +41,7 @@ def base_folder(given: str) -> Path:
     """This user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
-        raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
+        raise StartError(f"this node sets no {parent}, which [pilot] scratch names; name an existing folder")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
@@ -50,7 +50,7 @@ def base_folder(given: str) -> Path:
     except OSError as error:
         raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another one") from error
     if base is None:
-        raise StartError(f"{first} belongs to somebody else; give [pilot] scratch another folder")
+        raise StartError(f"{first} belongs to another user; give [pilot] scratch another folder")
     return base
 
 
@@ -279,7 +279,7 @@ def _check_base(folder: Path, interpreter: Path) -> None:
     if not said:
         raise StartError(
             f"the interpreter that came along does not run on {os.uname().nodename}: {wrong_again or wrong}; its"
-            " system is too different from this one: set [environment] python to an interpreter that is there"
+            " system is too different from this one: set [environment] python to an interpreter on the node"
         )
     (folder / "base" / _MARK).touch()
 

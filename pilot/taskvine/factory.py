@@ -46,7 +46,7 @@ def find_programs() -> Programs:
     programs = {name: shutil.which(name, path=places) or "" for name in ("vine_worker", "vine_factory")}
     for name, place in programs.items():
         if not place and not missing:
-            missing = f"there is no program {name} on PATH or beside its Python package"
+            missing = f"there is no program {name} on PATH or next to its Python package"
     if missing:
         raise ConfigError(f'engine = "taskvine" needs TaskVine, which is not installed here ({missing}): {INSTALL}')
     return Programs(worker=programs["vine_worker"], factory=programs["vine_factory"])
@@ -148,7 +148,7 @@ class VineFactory:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             if self._workspace is None:
-                log.warning("vine_factory has not removed its jobs within %g s; it goes on with that", grace_s)
+                log.warning("vine_factory has not removed its jobs within %g s; it is still removing them", grace_s)
                 return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

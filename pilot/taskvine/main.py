@@ -151,7 +151,7 @@ class PoolLoop:
             worker = here[name]
             log.info("worker %s has come: %d cores, %d GPUs", name, worker.cores, worker.gpus)
         for name in self._workers.keys() - here.keys():
-            log.warning("worker %s is gone; what it ran, TaskVine runs elsewhere", name)
+            log.warning("worker %s is gone; TaskVine runs its tasks elsewhere", name)
         self._workers = here
         if not self._devices and here and not self._pool.state.leaving:
             self._devices = slots_of(next(iter(here.values())), self._plan)

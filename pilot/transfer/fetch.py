@@ -193,7 +193,7 @@ class SourceReader:
         if copy is None:
             make = self._means.manifest_at
             if not board.told and make is None:
-                raise wire.PeerError("what it is made of is not known")
+                raise wire.PeerError("its parts are not known")
             copy = board.establish(board.told or (make(self.source.path) if make else b""))
         original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))

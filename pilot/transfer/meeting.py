@@ -153,11 +153,11 @@ def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
     """The seed's answer to a `meet` request. Raises PeerError for a malformed one."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
-        raise wire.PeerError("somebody meets others in words that are not known here")
+        raise wire.PeerError("a rank sent an unknown message")
     try:
         have = bytes.fromhex(str(request.get("have") or ""))
     except ValueError as error:
-        raise wire.PeerError(f"somebody does not say which pieces he has: {error}") from error
+        raise wire.PeerError(f"a rank does not say which pieces it has: {error}") from error
     return meetings.meet(
         str(request.get("object")),
         str(request.get("address") or ""),

@@ -118,7 +118,7 @@ class Channel:
         except (ValueError, RecursionError):
             header = None
         if not isinstance(header, dict) or type(header.get("body")) is not int or header["body"] < 0:
-            raise PeerError("the other side sent a header that is none")
+            raise PeerError("the peer sent an invalid header")
         return header
 
     def receive_body(self, into: memoryview) -> None:

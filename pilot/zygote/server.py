@@ -47,7 +47,7 @@ class ImportedThreads:
     """Looks at this process's threads after each import."""
 
     def __init__(self) -> None:
-        self._started = dict.fromkeys(_threads(), "what came before the imports")
+        self._started = dict.fromkeys(_threads(), "code before the imports")
 
     def attribute_to(self, module: str) -> None:
         """Attribute new threads to this module, which was imported just now."""

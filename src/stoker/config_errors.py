@@ -254,8 +254,8 @@ _TOML_WORDS = {
     'Expected "\'"': "a closing quote is missing",
     "Unescaped '\\' in a string": "a backslash in quotes is written twice, or the text stands in single quotes",
     "Invalid value": 'a value is missing or wrong; text stands in quotes, as in name = "lab"',
-    "Invalid statement": "a setting is written name = value, a table [name] on a line of its own",
-    "Expected '=' after a key": "a setting is written name = value, a table [name] on a line of its own",
+    "Invalid statement": "a setting is written name = value, a table [name] on its own line",
+    "Expected '=' after a key": "a setting is written name = value, a table [name] on its own line",
     "Expected newline or end of document": "something stands behind a value; a comment begins with #",
     "Expected ']' at the end of a table": "the closing ] of a table is missing",
     "Unclosed array": "the closing ] of a list is missing",
@@ -321,7 +321,7 @@ def _words(
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
     if is_struct(kind) and last == whole - 1:
-        return _Said(last, key, f"{key} is a table: write [{key}] on a line of its own, and its settings below")
+        return _Said(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind

@@ -49,7 +49,7 @@ def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
     """Raise ConfigError for two columns of one name: a row would keep the last one only. Columns may have no name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
-        problem = f"two columns are called {twice}; give each a name of its own"
+        problem = f"two columns are called {twice}; give each its own name"
         raise ConfigError(f"{path}: {where}: {problem}", file=str(path), key=twice)
 
 

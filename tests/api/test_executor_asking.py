@@ -465,7 +465,7 @@ def test_exit_in_a_call_does_not_end_the_program():
 @pytest.mark.parametrize(
     ("printed", "line"),
     [
-        (Printed("/l", 3, 9), "  what it printed: stoker logs c-7"),
+        (Printed("/l", 3, 9), "  its output: stoker logs c-7"),
         (
             Printed("/l", 3, 3),
             "  nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3",
@@ -523,7 +523,7 @@ def test_blocks_that_bring_no_pilot_say_why_once():
         "  block 0, 1: exit code 1",
         "  block 2: lost by the batch system",
         "  mend the site file, or what the job misses on its node, and load again",
-        "  the scripts, and what they printed: /runs/submit_scripts",
+        "  the scripts and their output: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"
 

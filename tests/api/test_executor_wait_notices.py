@@ -264,7 +264,7 @@ def test_full_disk_is_reported_at_once_and_each_minute() -> None:
     assert desk.look(1) == [FULL]
     assert desk.asked == 0
     desk.journal = ""
-    assert desk.look(1) == ["the session's journal can be written again: calls and results go on"]
+    assert desk.look(1) == ["the session's journal can be written again: calls and results continue"]
     assert desk.look(FIRST_S) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
 
 

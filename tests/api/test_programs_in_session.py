@@ -212,7 +212,7 @@ def test_an_error_says_which_call_and_which_item_it_was(session):
 
     with pytest.raises(ZeroDivisionError) as one:
         half(0).result(60)
-    assert re.fullmatch(r"call (c-\d+) \(what it printed: stoker logs \1 --session \w+\)", one.value.__notes__[0])
+    assert re.fullmatch(r"call (c-\d+) \(its output: stoker logs \1 --session \w+\)", one.value.__notes__[0])
     for ordered in (True, False):
         with pytest.raises(ZeroDivisionError) as among:
             list(stoker.map(half, [1, 2, 0, 4], ordered=ordered))
@@ -291,7 +291,7 @@ def test_progress_counts_items_and_not_batches(session, capsys):
     next(stopped)
     said = stopped.interrupted()
     assert said.startswith("stoker.map stopped: 1 of 10 results were taken")
-    assert said.endswith("they came in any order, so to go on let each result say which item it is of")
+    assert said.endswith("they came in any order; to continue, return the item's name with each result")
 
 
 @pytest.mark.parametrize("ordered", [True, False])

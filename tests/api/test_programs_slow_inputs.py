@@ -388,5 +388,5 @@ def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
             break
     os.kill(program.pid, signal.SIGINT)
     _, complaint = program.communicate(timeout=120)  # a fifth of what the next item takes
-    assert "stoker.map stopped: 6 results were taken; to go on, map the items after these" in complaint
+    assert "stoker.map stopped: 6 results were taken; to continue, map the items after these" in complaint
     assert complaint.splitlines()[-1] == "KeyboardInterrupt"

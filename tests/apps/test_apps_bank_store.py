@@ -113,7 +113,7 @@ def test_a_long_tail_is_written_anew(tmp_path):
 
 def test_another_models_bank_is_refused(tmp_path):
     made(tmp_path)
-    with pytest.raises(StokerError, match=r"bank of model-a.*model-b.*folder of its own") as caught:
+    with pytest.raises(StokerError, match=r"bank of model-a.*model-b.*another folder") as caught:
         open_bank(tmp_path, model="model-b", reading="letters")
     assert caught.value.model == "model-a"
     with pytest.raises(StokerError, match="words"):

@@ -127,7 +127,7 @@ def test_a_value_that_changes_nothing_is_taken(name, value):
 # ---- what is refused
 
 WRONG_CHAT = [
-    ({"n": 2}, "n", "unsupported_value", "is 2; only 1 can be had here"),
+    ({"n": 2}, "n", "unsupported_value", "is 2; only 1 is supported"),
     ({"n": True}, "n", "unsupported_value", "is true"),
     ({"stream": True}, "stream", "unsupported_value", "only false can be had"),
     ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", 'engine = "vllm" can'),
@@ -158,7 +158,7 @@ WRONG_CHAT = [
     ({"top_p": 0}, "top_p", "invalid_value", "above 0, at most 1"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value", "a whole number from 1 to 2147483648, and is 0"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_value", "and is 1.5"),
-    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value", "beside max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value", "with max_completion_tokens"),
     ({"seed": 1.0}, "seed", "invalid_value", "a whole number of 64 bits, and is 1.0"),
     ({"seed": 1 << 70}, "seed", "invalid_value", "a whole number of 64 bits"),
     ({"stop": ""}, "stop", "invalid_type", "none empty"),
@@ -182,7 +182,7 @@ WRONG_CHAT = [
     ({"messages": [{**TURN[0], "refusal": "no"}]}, "messages[0].refusal", "invalid_value", "next to a content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages[0].content[0]", "unsupported_value", 'is of type "image_url"; only text can be had here',
+        "messages[0].content[0]", "unsupported_value", 'is of type "image_url"; only text is supported',
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", None, "has no text"),
 ]  # fmt: skip
@@ -211,9 +211,9 @@ def test_a_body_that_cannot_be_answered_as_it_asks(fields, param, code, says):
         ({"prompt": []}, "prompt", "must be a text or a list of texts"),
         ({"logprobs": True}, "logprobs", "a whole number from 0 to 20, and is true"),
         ({"response_format": {"type": "text"}}, "response_format", "is no field that"),
-        ({"best_of": 3}, "best_of", "only 1 can be had here"),
-        ({"echo": True}, "echo", "only false can be had here"),
-        ({"suffix": "end"}, "suffix", 'only "" can be had here'),
+        ({"best_of": 3}, "best_of", "only 1 is supported"),
+        ({"echo": True}, "echo", "only false is supported"),
+        ({"suffix": "end"}, "suffix", 'only "" is supported'),
         ({"messages": TURN}, "messages", "is no field that /v1/completions is known to have"),
     ],
 )
@@ -329,4 +329,4 @@ def test_a_request_for_a_model_that_is_not_there():
     found = read({"model": "gpt-4o", "messages": TURN}, models=ModelPaths(named={"one": "a", "two": "b"}))
     assert isinstance(found, RefusedLine)
     assert (found.error.status, found.error.code) == (404, "model_not_found")
-    assert "body.model gpt-4o is none of the models that --model names (one, two)" in found.error.message
+    assert "body.model gpt-4o is not a model that --model names (one, two)" in found.error.message

@@ -198,7 +198,7 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
         ),
         (["embed", "none.csv", "--model", "{model}"], "none.csv: no such file"),
         (["embed", "t.csv", "--model", "./nowhere", "--text", "said"], "nowhere"),
-        (["embed", "t.csv", "--resume", "x"], "--resume names the run to go on with"),
+        (["embed", "t.csv", "--resume", "x"], "--resume names the run to continue"),
     ],
 )
 @needs_torch

@@ -131,9 +131,7 @@ def test_deadlines_in_words():
     )
     assert "it is dropped" in board.told_late(late, now=now, drops=True)
     running = replaced(ends_at=NOON + 720, phase=Phase.TUNING)
-    assert board.told_late(running, now=over, drops=True).endswith(
-        "its deadline, 12:10:00, is over; it runs all the same"
-    )
+    assert board.told_late(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
 
 
 def test_whether_a_job_is_in_time_is_said_when_it_is_known():

@@ -137,7 +137,7 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
 def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
     shown = stoker.ok("up", "--dry-run", "a.toml")
-    assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has an id of its own); run here")
+    assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has another id); run here")
     assert "stoker.pilot.main --session" in shown.output
     assert not state_folder().exists()
 
@@ -236,7 +236,7 @@ def test_measurements_that_are_damaged_are_said():
     path.write_bytes(b"not a database at all, whatever it says" * 100)
     damaged = next(doctor.measurement_store())
     assert damaged.level is Level.WARN
-    assert damaged.fix == f"move it away, it is made anew: mv {path} {path}.damaged"
+    assert damaged.fix == f"move it away, and Stoker makes a new one: mv {path} {path}.damaged"
     path.unlink()
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE measured (recipe TEXT)")

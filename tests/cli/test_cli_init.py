@@ -235,7 +235,7 @@ def test_init_writes_what_can_be_read_and_overwrites_nothing(
     assert first.output.startswith("wrote site.toml: this machine\n")
     assert parse_site((tmp_path / "site.toml").read_text(), file="site.toml").is_local
     again = stoker("init")
-    assert "site.toml is there already; name another file: stoker init --output FILE" in str(again.exception)
+    assert "site.toml already exists; name another file: stoker init --output FILE" in str(again.exception)
     assert stoker("init", "--output", "-").output == (tmp_path / "site.toml").read_text()
 
 

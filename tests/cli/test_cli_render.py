@@ -261,7 +261,7 @@ def test_up_says_why_what_was_submitted_is_over():
         "  ended    2 exit code 1",
         "no pilot has come; the first job ended: exit code 1: module: command not found",
         "mend the site file and start another session",
-        "what it printed: stoker logs b1 k3v9; end this one: stoker down k3v9",
+        "its output: stoker logs b1 k3v9; end this one: stoker down k3v9",
     ]
 
 

@@ -77,7 +77,7 @@ def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path:
 
 def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
-    said = "note: source gpu: there is capacity for 40 blocks, but max_blocks = 20: no more are asked for"
+    said = "note: source gpu: there is capacity for 40 blocks, but max_blocks = 20: no more are submitted"
     assert done.output.splitlines()[2] == said
 
 

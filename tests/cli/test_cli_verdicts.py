@@ -92,13 +92,13 @@ CROWDED = (
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (nobody here sent it: most"
          " often the system had no memory left), in a call on llm", "user", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 ended by itself with exit code 3: something in"
+        ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: something in"
          " it called exit, in a call", "user", "crash"),
         ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
         ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
          "user", "walltime"),
         ("(transfer): the result can't be sent back to the program: a _thread.lock can't be pickled", "user", "result"),
-        ("(transfer): the function verify could not be unpickled on n1: No module named 'claims'; what it imports must"
+        ("(transfer): the function verify could not be unpickled on n1: No module named 'claims'; its imports must"
          " be installed there", "framework", "package"),
     ],
 )  # fmt: skip
@@ -158,7 +158,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
     assert explain.verdict_lines(unsure) == [
         "  happened  OddError: it went on n014, 3.1 s after it began",
         '            File "/opt/odd/lib.py", line 7, in go',
-        "  look      it printed nothing; run the function by itself with the same arguments",
+        "  look      it printed nothing; run the function alone with the same arguments",
     ]
     assert explain.verdict_lines(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
 
@@ -166,7 +166,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
 @pytest.mark.parametrize(
     ("texts", "look"),
     [
-        (("printed /logs/lib-2.log:4-9",), "what it printed: stoker logs c-1"),
+        (("printed /logs/lib-2.log:4-9",), "its output: stoker logs c-1"),
         (("its library died (lib-2 on n1 was killed)",), "also of other calls: stoker logs lib-2"),
     ],
 )
@@ -439,7 +439,7 @@ def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str,
 @pytest.mark.parametrize(
     ("said", "component"),
     [
-        ("a file that is there could not be opened: FileNotFoundError: No such file or directory: /w", "filesystem"),
+        ("an existing file could not be opened: FileNotFoundError: No such file or directory: /w", "filesystem"),
         ("a disk of the node is full: OSError: 4096 requested and 12 written", "disk"),
     ],
 )

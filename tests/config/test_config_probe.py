@@ -38,5 +38,5 @@ def test_what_cannot_be_meant_is_refused(line: str, why: str) -> None:
 
 def test_a_probe_that_taskvine_would_not_run_is_refused() -> None:
     site = parse_site('engine = "taskvine"\n[pilot]\nprobe = "/opt/probe"\n', file="site.toml")
-    with pytest.raises(ConfigError, match="nobody probes the devices of its workers"):
+    with pytest.raises(ConfigError, match="the devices of its workers are not probed"):
         refuse_site(site)

@@ -140,7 +140,7 @@ FAULTS = {
     "[pilot]\nmax_blocks = 2\nmin_blocks = 3": "line 3: [pilot] min_blocks = 3 is more than max_blocks = 2",
     "[pilot]\ninit_blocks = 3": "line 2: [pilot] init_blocks = 3 is more than max_blocks = 1",
     '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~ or $",
-    "pilot = 3": "line 1: pilot is a table: write [pilot] on a line of its own, and its settings below",
+    "pilot = 3": "line 1: pilot is a table: write [pilot] on its own line, and its settings below",
     'pilot = { cache_size = "x y" }': "line 1: [pilot] cache_size: 'x y' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     'name = "two words"': "line 1: name: up to 40 letters, digits, dots, dashes and underscores",

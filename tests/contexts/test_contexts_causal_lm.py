@@ -440,7 +440,7 @@ def test_models_that_are_none(tmp_path: Path) -> None:
         "./nowhere": "no model at",
         "missing.gguf": "no model at",
         str(tmp_path / "empty"): "neither config.json nor a GGUF",
-        str(tmp_path / "weights.safetensors"): "no config.json beside it",
+        str(tmp_path / "weights.safetensors"): "no config.json in its folder",
         str(tmp_path / "notes.txt"): "neither .gguf nor .safetensors",
     }.items():
         with pytest.raises(RecipeError, match=says):

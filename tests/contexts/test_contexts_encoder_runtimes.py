@@ -107,7 +107,7 @@ def test_a_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> No
         ({"length": 8.0}, r"length=8\.0\): a whole number"),
         ({"length": True}, r"length=True\): a whole number"),
         ({"length": "8"}, r"length='8'\): a whole number"),
-        ({"length": 41}, r"length=41\): small reads 40 tokens at the most"),
+        ({"length": 41}, r"length=41\): small reads 40 tokens at most"),
         ({"length": 8, "batch": 0}, r"batch=0\): a whole number of texts"),
         ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): True, False or"),
         ({"length": 8, "compiled": 1}, r"compiled=1\): True, False or"),
@@ -268,7 +268,7 @@ def test_lengths_that_are_none_are_refused(folder: Path, lengths: Any) -> None:
 
 
 def test_other_mistakes_are_told_where_they_are_made(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="small reads 40 tokens at the most"):
+    with pytest.raises(RecipeError, match="small reads 40 tokens at most"):
         encoder_family(folder, lengths=[8, 64])
     with pytest.raises(RecipeError, match="there is no model at"):
         encoder_family(tmp_path / "nowhere", lengths=[8])
@@ -283,5 +283,5 @@ def test_a_sentence_models_own_limit_counts(folder: Path, tmp_path: Path) -> Non
 
     shutil.copytree(folder, tmp_path / "sentences")
     (tmp_path / "sentences" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
-    with pytest.raises(RecipeError, match="sentences reads 12 tokens at the most"):
+    with pytest.raises(RecipeError, match="sentences reads 12 tokens at most"):
         encoder_family(tmp_path / "sentences", lengths=[8, 16])

@@ -130,7 +130,7 @@ class TestVLLM(EngineContract):
         assert held.weights_bytes > 4 * 100_000_000
         assert held.weights_bytes + held.held_bytes < 2_000_000_000
         driver.engine.resize(2 * held.held_bytes)
-        with pytest.raises(ValueError, match="load the model anew"):
+        with pytest.raises(ValueError, match="load the model again"):
             driver.engine.resize(held.held_bytes // 2)
         assert driver.engine.memory() == held
 
@@ -216,7 +216,7 @@ def test_what_only_a_model_of_transformers_can_is_refused(model: Any) -> None:
 def test_its_memory_is_what_it_was_started_with(model: Any) -> None:
     assert model.slots(2_000_000_000) == model.slots() >= 1
     model.resize(device_memory_bytes=2_000_000_000)
-    with pytest.raises(ValueError, match="load the model anew"):
+    with pytest.raises(ValueError, match="load the model again"):
         model.resize(device_memory_bytes=1_000_000_000)
     model.sleep()
     model.wake()

@@ -457,10 +457,10 @@ def test_first_blocks_stay_for_their_idle_time(cluster: Make) -> None:
 HOLD: dict[str, Any] = {
     "phase": BlockPhase.PENDING, "reason": "held: over 3072 megabytes", "loss": LossReason.OUT_OF_MEMORY,
     "cause": "memory",
-    "advice": 'memory = "3 GB" is too small for what the pilot used (3.4 GB); raise [provider] memory in the site file',
+    "advice": 'memory = "3 GB" is too small: the pilot used 3.4 GB; raise [provider] memory in the site file',
 }  # fmt: skip
 STOPPED = (
-    "no more jobs are asked for: jobs were held twice in a row for the same cause: "
+    "no more jobs are submitted: jobs were held twice in a row for the same cause: "
     f"over 3072 megabytes; {HOLD['advice']}"
 )
 

@@ -213,7 +213,7 @@ def test_what_only_a_program_that_is_gone_for_a_day_had_is_forgotten(cluster: Ma
 
 def test_a_program_that_was_forgotten_is_told_to_begin_anew(cluster: Make) -> None:
     c = left(cluster).wait(KEPT_S + 10)
-    assert "start the program anew" in back(c)
+    assert "start the program again" in back(c)
 
 
 def test_what_a_library_still_holds_is_kept_and_looked_at_again(cluster: Make) -> None:

@@ -389,7 +389,7 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
-    assert "is to be done in 1 min" in made.story(name)
+    assert "is due in 1 min" in made.story(name)
     actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 50 s, 10 s before its deadline" in made.story(name)

@@ -197,7 +197,7 @@ def test_a_resize_that_nobody_asked_for_is_refused(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.resized(1 * GB)
     assert hand.lib1.promised_bytes == 3 * GB
-    assert hand.c.refused == {"resize that nobody asked for": 1}
+    assert hand.c.refused == {"resize that the manager did not order": 1}
 
 
 def test_a_library_that_stops_keeps_its_memory_until_it_is_gone(cluster: Make) -> None:

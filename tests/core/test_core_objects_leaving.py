@@ -49,7 +49,7 @@ def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> No
     needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").give_up("p2", "p3")
     assert leave(peers, "p1").hand_on_s > 60
     heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
-    assert "nobody else has" in peers.story("p1")
+    assert "no other pilot has" in peers.story("p1")
     peers.arrive(heir, peer=BIG.size_bytes)
     assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # it may go now
 

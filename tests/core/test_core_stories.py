@@ -50,10 +50,10 @@ def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = nothing_kept(c.the_story("c-3"))
     assert waits == (
-        "c-3 waits: its library runs other calls\nwhat it prints can be read when it has ended: stoker logs c-3"
+        "c-3 waits: its library runs other calls\nits output can be read when it has ended: stoker logs c-3"
     )
     assert nothing_kept(c.the_story("c-2")).splitlines() == [
-        "c-2 runs in lib-1; what it prints can be read when it has ended: stoker logs c-2",
+        "c-2 runs in lib-1; its output can be read when it has ended: stoker logs c-2",
         "until then: stoker logs lib-1 -f",
     ]
     assert nothing_kept(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
@@ -142,7 +142,7 @@ def test_a_failure_of_several_lines_is_one_line_of_status(cluster: Make) -> None
 def test_no_room_is_said_with_what_is_free(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="5 GB"), recipe("b", memory="5 GB"))
     c.call("c1", context="a").ready().call("c2", context="b")
-    assert "no device has room for b beside what is busy there (most free: 3.0 GB)" in c.story("c-2")
+    assert "no device has room for b next to its busy libraries (most free: 3.0 GB)" in c.story("c-2")
 
 
 def test_status_counts_everything_once(cluster: Make) -> None:

@@ -41,7 +41,7 @@ def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Ma
     kill_pilots(c, "bad", times=1)
     failure = c.failure("bad")
     assert (failure.kind, failure.pilot) == (FailureKind.POISON, last)
-    assert "its pilot or library died 4 times while it ran, the last time with nothing beside it:" in failure.message
+    assert "its pilot or library died 4 times while it ran, the last time alone:" in failure.message
     assert failure.message.count("unexplained, gone: silent for 15 s") == 4
     assert "p1, 1.0 s after the call was submitted" in failure.message
 
@@ -141,7 +141,7 @@ def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason |
             c.block(block, phase=BlockPhase.ENDED, reason="OUT_OF_MEMORY", loss=LossReason.OUT_OF_MEMORY)
     c.join("spare", block=blocks[-1]).ready()
     assert c.the_call("bad").state is CallState.WAITING, "nobody has said why the last one went"
-    assert "waits for what the batch system says" in c.story(show_call(c.the_call("bad").id))
+    assert "waits for the batch system's record" in c.story(show_call(c.the_call("bad").id))
     if reason is None:
         c.wait(61)
     else:

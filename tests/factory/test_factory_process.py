@@ -170,7 +170,7 @@ def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: Sessi
     for command in ("squeue", "sbatch"):
         slurm.fault(command, silent=True)
     manager.submit("b0")
-    manager.hear_trouble("no job id is certain in what it printed: exit code 0, and not a word")
+    manager.hear_trouble("its output shows no certain job id: exit code 0, and not a word")
     manager.tell(to_client.SessionOver("the program is done"))
     assert manager.ended(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]

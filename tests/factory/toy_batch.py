@@ -48,7 +48,7 @@ class ToyBatch:
         if self.lossy:
             raise Unanswered("submit has not answered for 30 s")
         if self.noisy:
-            raise UnnamedJob("no job id is certain in what it printed: bye")
+            raise UnnamedJob("its output shows no certain job id: bye")
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:

@@ -329,7 +329,7 @@ def test_a_file_that_is_there_and_cannot_be_opened_counts(tmp_path: Path) -> Non
     text = "No such file or directory: {}"
     assert find(lambda: by_c(FileNotFoundError, text.format(there))) == ""
     there.touch()
-    assert find(lambda: by_c(FileNotFoundError, text.format(there))) == "a file that is there could not be opened"
+    assert find(lambda: by_c(FileNotFoundError, text.format(there))) == "an existing file could not be opened"
     assert find(lambda: by_c(FileNotFoundError, text.format("\0"))) == ""
     assert find(lambda: open(tmp_path / "gone")) == ""  # noqa: SIM115
 
@@ -513,4 +513,4 @@ def test_library_ends_after_three_disk_failures_in_a_row(served: FakeManager) ->
     failures = served.results(calls)
     assert [isinstance(each, Failure) for each in failures] == [True, False] * 3 + [True] * 3
     assert (left.failure.kind, left.running, left.unstarted) == (FailureKind.PILOT, (), ())
-    assert "calls in it fail one after the other" in left.failure.message
+    assert "its calls keep failing" in left.failure.message

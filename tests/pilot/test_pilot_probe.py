@@ -89,7 +89,7 @@ def test_a_device_that_refuses() -> None:
         ("print('none here'); sys.exit(3)", ProbeVerdict.UNKNOWN, "none here"),
         ("raise OSError('a driver fault')", ProbeVerdict.FAILED, "exit code 1: OSError: a driver fault"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", ProbeVerdict.FAILED, "its probe ended with SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ProbeVerdict.UNKNOWN, "was ended by somebody"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ProbeVerdict.UNKNOWN, "was ended by a signal"),
         ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )

@@ -109,7 +109,7 @@ def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
     with thread("profiler"):
         threads = ImportedThreads()
         threads.attribute_to("torch")
-        assert "profiler" in threads.harmful()["what came before the imports"]
+        assert "profiler" in threads.harmful()["code before the imports"]
     with thread("late"):
         assert threads.harmful()["something later"] == "late"
 

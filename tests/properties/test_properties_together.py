@@ -32,7 +32,7 @@ LATE = frozenset({
     "repeated or early frame of a pilot",  # it came twice, or before the hello that follows a break
     "frame of a pilot that is not known",  # it was given up
     "frame of a pilot before the hello that it was asked for",
-    "resize that nobody asked for",  # it was ordered again after a hello, and answered twice
+    "resize that the manager did not order",  # it was ordered again after a hello, and answered twice
 })  # fmt: skip
 """What may be refused, because it comes late or twice."""
 

@@ -494,7 +494,7 @@ def test_ctrl_c_after_up_says_that_the_session_is_up(world: World) -> None:
     _, err = coming.communicate(timeout=60)
     assert coming.returncode == 130, err
     assert "Traceback" not in err
-    assert f"session {link.name} is up; what is queued: stoker status {link.name}" in err
+    assert f"session {link.name} is up; its queues: stoker status {link.name}" in err
     factory.let_go()
     assert stoker(world, "down", link.name).returncode == 0
     world.empty()

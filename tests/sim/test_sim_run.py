@@ -178,7 +178,9 @@ def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
     provisioning = KeepBlocks()
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)
-    with pytest.raises(SimulationError, match=r"a policy asked for what cannot be[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"):
+    with pytest.raises(
+        SimulationError, match=r"a policy asked for something impossible[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"
+    ):
         run.run()
 
 

@@ -70,7 +70,7 @@ def test_an_option_of_a_context_is_refused(options, said):
         ({"ttft_s": 2}, "ttft: "),
         ({"ttft_per_token_s": 0.01}, "ttft_per_token: "),
         ({"gang": 2}, "gang = (2, 2): it starts one library a call"),
-        ({"stream": True}, "stream: a call that runs in a library says nothing before its end"),
+        ({"stream": True}, "stream: a call that runs in a library sends nothing before its end"),
     ],
 )
 def test_what_a_call_wants_is_refused(specification, said):

@@ -250,7 +250,7 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_F, "torch", r"INTERNAL ASSERT FAILED|please report a bug to PyTorch|Internal error"
         r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)|triton\.\w*\.?CompilationError"
         r"|Inductor\w*Error|BackendCompilerFailed",
-         "the framework met an error of its own", _TORCH + ", c10/util/Exception.h", sure=0.8),
+         "the framework failed with an internal error", _TORCH + ", c10/util/Exception.h", sure=0.8),
     FaultRule(_F, "torch", r"not implemented for '\w+'|Could not run '[\w:.]+' with arguments from the '\w+' "
         r"backend|not currently implemented for the \w+ device|NotImplementedError: The operator",
          "the framework lacks the operation for this type or device", _TORCH + ", aten/Dispatch.h", sure=0.8),
@@ -289,13 +289,13 @@ ROWS: tuple[FaultRule, ...] = (
          "a node's shared memory is full", _MPI, sure=0.85),
     FaultRule(_U, "config", r"requested than permitted|Requested node configuration is not available"
         r"|Memory required by task|invalid (?:partition|account|qos)|not enough slots available",
-         "it asked for what the job or the cluster does not have", _SLURM + "; " + _MPI, sure=0.9),
+         "it asked for more than the job or the cluster has", _SLURM + "; " + _MPI, sure=0.9),
     FaultRule(_U, "code", r"\bMPI_ERR_(?:TRUNCATE|RANK|COUNT|TYPE|TAG|ARG|BUFFER|ROOT|GROUP|OP)\b|Segmentation fault"
         r"|Signal: Floating point",
          "the program made a mistake in its own memory, or in a call of MPI", _MPI, sure=0.8),
     # ---- what the others say when one has died
     FaultRule(_U, "scheduler", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
-         "somebody, or another rank's end, cancelled the job", _SLURM, sure=0.5, secondary=True),
+         "a user, or the end of another rank, cancelled the job", _SLURM, sure=0.5, secondary=True),
     FaultRule(_U, "code", r"ChildFailedError|srun: error: .{0,80}(?:Exited with|Killed|Aborted|Terminated)|Exited "
         r"with exit code"
          r"|mpirun (?:detected|noticed)|process exited on signal|exitcode ?:|Sending process \d+ closing signal",
@@ -324,7 +324,7 @@ SAID: tuple[FaultRule, ...] = (
               _CALLS, sure=0.75),
     FaultRule(_U, "crash", r"was killed by SIG(?:SEGV|ABRT|BUS|ILL|FPE|SYS)", "its process crashed in compiled code",
               _CALLS, sure=0.8),
-    FaultRule(_U, "crash", r"ended by itself with exit code", "something that it called ended its process", _CALLS,
+    FaultRule(_U, "crash", r"exited with code", "something that it called ended its process", _CALLS,
               sure=0.8),
     FaultRule(_U, "time", r"the call ran for .*; its limit is ", "it ran for longer than its `timeout`", _CALLS,
               sure=0.99),
@@ -333,12 +333,12 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_F, "package", r"could not be unpickled on .*must be installed there",
               "a package of the program is not installed where pilots run", _CALLS),
     FaultRule(_U, "result", r"can't be sent back|could not be pickled|cannot be unpickled here",
-              "what it returns cannot travel", "pilot/library/functions.py", sure=0.97),
+              "its result cannot be sent", "pilot/library/functions.py", sure=0.97),
     FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
               "its context's loader failed", _CALLS, sure=0.7),
     FaultRule(_I, "disk", r"a disk of the node is full", "others have filled a disk of the node", _TABLE, sure=0.97),
     FaultRule(_I, "disk", r"a disk or file server failed", "a disk or file server failed", _TABLE, sure=0.97),
-    FaultRule(_I, "filesystem", r"a file that is there could not be opened|a file server (?:lost|failed|has dropped)"
+    FaultRule(_I, "filesystem", r"an existing file could not be opened|a file server (?:lost|failed|has dropped)"
               r"|a file system is damaged|a file system's server has ended",
               "a file server failed", _TABLE, sure=0.97),
     FaultRule(_I, "nvlink", r"a link between devices failed", "a link between devices failed", _TABLE, sure=0.97),
@@ -351,7 +351,7 @@ SAID: tuple[FaultRule, ...] = (
     # ---- pilots
     FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system took its job away",
               _PILOTS),
-    FaultRule(_I, "scheduler", r"counted as lost: cancelled", "somebody cancelled its job", _PILOTS),
+    FaultRule(_I, "scheduler", r"counted as lost: cancelled", "its job was cancelled", _PILOTS),
     FaultRule(_I, "scheduler", r"counted as lost: told to end by a signal", "it was told to end by a signal", _PILOTS,
               sure=0.7),
     FaultRule(_I, "node", r"counted as lost: node lost", "its node failed", _PILOTS),
@@ -359,7 +359,7 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_U, "walltime", r"counted as lost: out of walltime", "its walltime was over", _PILOTS),
     FaultRule(_U, "memory", r"counted as lost: out of memory", "its job took more memory than it was granted", _PILOTS),
     FaultRule(_I, "node", r"counted as lost: unexplained",
-              "its process or its node vanished, and nobody says why", _PILOTS, sure=0.6),
+              "its process or its node vanished; the logs do not say why", _PILOTS, sure=0.6),
     # ---- blocks
     FaultRule(_U, "site", r"refused: ", "the batch system did not take its job", _BLOCKS, sure=0.9),
     FaultRule(_U, "memory", r"ended: .*(?:OUT_OF_MEMORY|out of memory)",
@@ -379,10 +379,11 @@ JOB: tuple[FaultRule, ...] = (
     FaultRule(_U, "other_user", r"is not a session folder that you can read: .*Permission denied",
               "its job runs as another user, who may not read the session's folder", "protocol/session.py", sure=0.97),
     FaultRule(_U, "other_user", r"[Pp]ermission denied",
-              "what the job begins with is closed to the user that the job runs as", "bash; env; CPython", sure=0.85),
+              "the user that the job runs as may not read the files that the job starts with", "bash; env; CPython",
+              sure=0.85),
     FaultRule(_F, "environment", r"command not found|[Nn]o such file or directory|No module named|cannot execute"
               r"|[Nn]ot found$",
-              "what the job begins with is not on its node", "bash; env; CPython", sure=0.94),
+              "the files that the job starts with are not on its node", "bash; env; CPython", sure=0.94),
 )  # fmt: skip
 
 MORE: tuple[FaultRule, ...] = (
@@ -401,7 +402,7 @@ MORE: tuple[FaultRule, ...] = (
     FaultRule(_F, "versions", r"was removed in the NumPy|has been removed (?:from|in) (?:version|v)?[\d.]+",
               "a package lacks a name: another version of it is meant", "NumPy, _expired_attrs_2_0.py", sure=0.95),
     FaultRule(_U, "damaged_file", r"JSONDecodeError|UnicodeDecodeError|UnpicklingError|ParserError: Error tokenizing",
-              "what it read is cut short, or of another format", "json; pickle; pandas", sure=0.87),
+              "its input is truncated, or has another format", "json; pickle; pandas", sure=0.87),
     FaultRule(_U, "damaged_file", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key"
               r"|not a zip file|Invalid(?:Header|magic)|PytorchStreamReader failed",
               "a file is cut short, or no file of this kind", "safetensors; PyTorch; pickle", sure=0.9),
@@ -416,8 +417,8 @@ OF_JOBS = (*JOB, *ROWS)
 
 BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "code"): "mend that line; try the function without a session, with the same arguments",
-    (_U, "crash"): "run the function by itself with the same arguments; what it printed: stoker logs {}",
-    (_U, "command"): "run that command by itself on a node; what it printed: stoker logs {}",
+    (_U, "crash"): "run the function alone with the same arguments; its output: stoker logs {}",
+    (_U, "command"): "run that command alone on a node; its output: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
     (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
     (_U, "damaged_file"): "look at what it read there, and at its size; copy or download it again",
@@ -432,30 +433,30 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "disk"): "make room in that folder: it is full, or your quota is used up",
     (_U, "config"): "mend the setting that the line names",
     (_U, "network"): "check the token and the name, and whether you may use what they belong to",
-    (_U, "scheduler"): "ask for what the job or the partition has: nodes, tasks, memory ([provider] in the site file)",
+    (_U, "scheduler"): "ask for at most what the job or partition has: nodes, tasks, memory ([provider] in the site file)",
     (_U, "site"): "mend the site file; stoker doctor SITE checks it without a job",
     (_U, "other_user"): 'open it, or [provider] shared_files = false with [environment] kind = "packed"',
     (_F, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
     (_F, "environment"): "mend [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
     (_F, "versions"): "install versions that fit together; compare `pip list` here and on the node",
     (_F, "dataloader"): "ask for more shared memory (/dev/shm), or load data with fewer workers",
-    (_F, "nccl"): "give each rank a device of its own, and the same NCCL everywhere",
+    (_F, "nccl"): "give each rank its own device, and the same NCCL everywhere",
     (_F, "torch"): "try another version of PyTorch, or another type or device for this operation",
-    (_I, "gpu"): "submit it again if it has ended; tell those who run the cluster of the device",
-    (_I, "nvlink"): "tell those who run the cluster of the device",
+    (_I, "gpu"): "submit it again if it has ended; report the device to the cluster's administrators",
+    (_I, "nvlink"): "report the device to the cluster's administrators",
     (_I, "gpu_memory"): "declare device_memory in @context, so that calls which others crowd out run elsewhere",
-    (_I, "network"): "submit again; if it goes on, tell those who run the cluster of the hosts in the lines",
-    (_I, "filesystem"): "submit again; if it goes on, show the lines to those who run the file server",
+    (_I, "network"): "submit again; if it happens again, report the hosts in the lines to the cluster's administrators",
+    (_I, "filesystem"): "submit again; if it happens again, show the lines to the file server's administrators",
     (_I, "disk"): "submit again; if the disk is full, make room there, or name another one with [pilot] scratch",
-    (_I, "memory"): "submit it again if it has ended; ask for whole nodes, where nobody else takes the memory",
+    (_I, "memory"): "submit it again if it has ended; ask for whole nodes, where no other job takes the memory",
     (_I, "node"): "submit again; if it is the same node, leave it out ([provider] options, such as --exclude)",
     (_I, "scheduler"): "nothing: calls go to other pilots; if it is often, try another partition or a shorter walltime",
     (_I, "licence"): "submit again when the licence server answers",
 }  # fmt: skip
 BY_KIND: dict[FaultKind, str] = {
-    _U: "mend what the lines say, in the program or in what it is given",
+    _U: "fix the error that the lines show, in the program or in its input",
     _F: "install versions that fit each other and the machine",
-    _I: "submit again; if it goes on, show the lines to those who run the cluster",
+    _I: "submit again; if it happens again, show the lines to the cluster's administrators",
 }
 """For components without a row."""
 

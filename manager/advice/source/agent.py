@@ -92,7 +92,7 @@ class Conversation:
             text = answer["choices"][0]["message"]["content"]
             counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointError(f"its answer is none of a chat's: {type(error).__name__}") from None
+            raise EndpointError(f"its answer is not a chat completion: {type(error).__name__}") from None
         if not isinstance(text, str):
             raise EndpointError("its answer has no text")
         told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0

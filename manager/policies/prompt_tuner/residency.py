@@ -422,7 +422,7 @@ class WarmPools(Quiet):
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
-                    plan.append(Unload(id, f"nobody has used it for {self.window_s:g} s"))
+                    plan.append(Unload(id, f"it has not been used for {self.window_s:g} s"))
                 else:
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan

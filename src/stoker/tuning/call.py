@@ -89,7 +89,7 @@ def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -
     """Return the bank's best prompt for this job, or one made from targets with the reason."""
     made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
-        return msgspec.structs.replace(made, note="no bank was to be used")
+        return msgspec.structs.replace(made, note="the job uses no bank")
     if score is None:
         return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
     try:

@@ -110,7 +110,7 @@ class Exchange:
 
     def _failed(self, what: str) -> ExchangeError:
         return ExchangeError(
-            f"rank {self.rank} of {self.size} {what}; started again, the job goes on from its last checkpoint",
+            f"rank {self.rank} of {self.size} {what}; started again, the job continues from its last checkpoint",
             rank=self.rank, size=self.size, rendezvous=self._where,
         )  # fmt: skip
 
@@ -223,7 +223,7 @@ def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_
     """Everybody is there, and for this job. Two processes of one rank are one too many: the number of hands says so."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
-    again = "start the gang again, at an address of its own"
+    again = "start the gang again, at its own address"
     try:
         if store.add(f"hands/{rank}", 1) > 1:
             raise ExchangeError(f"rank {rank} of {size} is at {where} already; {again}", **facts)

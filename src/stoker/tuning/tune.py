@@ -110,8 +110,8 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         return None
     if header.job != job:
         raise ConfigError(
-            f"the checkpoint is of another job or other data ({header.job}, and this is {job}); give the job a"
-            " folder of its own, or remove the checkpoint there"
+            f"the checkpoint is of another job or other data ({header.job}, and this is {job}); give the job its"
+            " own folder, or remove the checkpoint there"
         )
     return state
 

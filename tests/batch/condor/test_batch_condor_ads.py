@@ -127,9 +127,9 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
     ("code", "subcode", "why", "loss", "cause", "advice"),
     [
         (34, 102, _OVER, LossReason.OUT_OF_MEMORY, "memory",
-         'memory = "3.2 GB" is too small for what the pilot used (3.6 GB); raise [provider] memory in the site file'),
+         'memory = "3.2 GB" is too small: the pilot used 3.6 GB; raise [provider] memory in the site file'),
         (21, 0, "memory usage exceeded request_memory", LossReason.OUT_OF_MEMORY, "memory",
-         'memory = "3.2 GB" is too small for what the pilot used (3.6 GB); raise [provider] memory in the site file'),
+         'memory = "3.2 GB" is too small: the pilot used 3.6 GB; raise [provider] memory in the site file'),
         (34, 104, "disk usage exceeded request_disk", LossReason.HELD, "disk",
          "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"),
         (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
@@ -322,7 +322,7 @@ Step   Matched   Drained  Condition
         (
             ANALYSIS.format("2 machines", "", 0, ""),
             "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory"
-            " with what is free now",
+            " with the resources free now",
         ),
         (
             ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),

@@ -223,7 +223,7 @@ def test_a_job_that_takes_too_much_memory_is_held_with_what_to_do(
     held = look(batch, job)
     assert "memory" in held.reason
     assert (held.loss, held.cause) == (LossReason.OUT_OF_MEMORY, "memory")
-    assert held.advice.startswith('memory = "128 MB" is too small for what the pilot used (')
+    assert held.advice.startswith('memory = "128 MB" is too small: the pilot used ')
 
 
 @pytest.mark.parametrize("error", ["SECMAN:2007", "SECMAN:2011"])

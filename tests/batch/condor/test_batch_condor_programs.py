@@ -176,8 +176,8 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
         with pytest.raises(stoker.StokerError) as failed:
             slow.result(60)
         assert "jobs were held twice in a row for the same cause" in str(failed.value)
-        assert 'memory = "2.1 GB" is too small for what the pilot used (2.4 GB)' in str(failed.value)
-        assert "no more jobs are asked for" in session.status().trouble["pool"]
+        assert 'memory = "2.1 GB" is too small: the pilot used 2.4 GB' in str(failed.value)
+        assert "no more jobs are submitted" in session.status().trouble["pool"]
         assert session.status().losses == {"out of memory": 2}
     assert pool.queued() == []
 
@@ -193,7 +193,7 @@ def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, wor
     site = write_site(world.path, provider=provider, blocks=1)
     with stoker.load(site, run_dir=str(world.runs)) as session:
         never = whereabouts(world.path / "never")
-        advice = 'memory = "256 MB" is too small for what the pilot used'
+        advice = 'memory = "256 MB" is too small: the pilot used'
         until(lambda: advice in session.status().trouble.get("pool", ""), limit_s=60, why="the first hold is told")
         with pytest.raises(stoker.StokerError) as failed:
             never.result(120)

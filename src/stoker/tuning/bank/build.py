@@ -115,7 +115,7 @@ class Readings:
         if of != self._of:
             raise StokerError(
                 f"{self.path}: was read from {of.model} ({of.reading}), and {self._of.model} ({self._of.reading}) was"
-                " asked for: build its bank in a folder of its own",
+                " asked for: build its bank in another folder",
                 file=str(self.path),
                 model=of.model,
             )

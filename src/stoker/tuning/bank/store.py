@@ -113,7 +113,7 @@ def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
         except OSError as error:
             os.ftruncate(file, at)
             raise StokerError(
-                f"{path}: cannot be written: {error.strerror}; what was in it before is kept", file=str(path)
+                f"{path}: cannot be written: {error.strerror}; its earlier entries are kept", file=str(path)
             ) from error
     finally:
         os.close(file)
@@ -227,7 +227,7 @@ class BankStore:
             raise StokerError(
                 f"{self.path}: is a bank of {head.model} ({head.reading}, format {head.format}), and {self.model}"
                 f" ({self.reading}, format {FORMAT}) was asked for; features of one model say nothing about another:"
-                " build a bank for it in a folder of its own",
+                " build its bank in another folder",
                 file=str(self.path),
                 model=head.model,
             )
@@ -272,7 +272,7 @@ class BankStore:
 
     def _damaged(self, what: str) -> StokerError:
         return StokerError(
-            f"{self.path}: {what}; build the bank again: what is whole in it, and every feature that was read, is used",
+            f"{self.path}: {what}; build the bank again: its whole parts and every feature already read are used",
             file=str(self.path),
             damaged=True,
         )
