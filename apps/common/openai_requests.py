@@ -366,7 +366,7 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
         max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,
         temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
-        # What is drawn for a request depends on nothing but the request: it may run again elsewhere.
+        # The random draw for a request depends on the request alone: it may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
         logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),

@@ -86,7 +86,7 @@ def write_npy(
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
     pairs = _pairs(items, log, failed)
     before: list[tuple[str, bytes, str]] = []
-    for pair in pairs:  # the width is that of the first vector
+    for pair in pairs:  # the width is the first vector's
         before.append(pair)
         if pair[1]:
             break

@@ -61,7 +61,7 @@ def verify(model: CausalLM, question: Question) -> Scores:
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # What the model cannot take, such as a claim that is too long. The caller knows which claims these were.
+        # Inputs that the model refuses, such as a claim that is too long. The caller knows which claims these were.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"

@@ -119,7 +119,7 @@ def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> lis
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     """Return the model's recipe at this level of awareness, and the model's identity: its content or its hub name."""
     path = options.model or default_model()
-    # Below full, each call has a process of its own that loads for itself: the paper's context-agnostic and
+    # Below full, each call has its own process, which loads the model itself: the paper's context-agnostic and
     # partial-context versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,

@@ -62,8 +62,8 @@ class FileStore:
                 (place / "data").write_bytes(data)
             size = (place / "data").stat().st_size
             made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
-            (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is none
-        except OSError:  # a full disk, most of the time: what has been written makes it no better
+            (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is incomplete
+        except OSError:  # most often a full disk: the written part does not help
             shutil.rmtree(place, ignore_errors=True)
             raise
         return made

@@ -182,7 +182,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     made = done - entry.seen_iteration
     if made < _MEASURED or entry.phase is not Phase.TUNING:
         return msgspec.structs.replace(entry, iteration=done)
-    # What was measured since it runs here is nearer to the truth than what a scheduler promises, which is a bound.
+    # Times measured since it runs here are more accurate than a scheduler's promise, which is a bound.
     if done == entry.iteration and entry.measured_ends_at is not None:
         return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
     ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
@@ -190,7 +190,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
 
 
 def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
+    if forecast is None or not math.isfinite(forecast.ends_at):  # not known yet
         return entry
     return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
 

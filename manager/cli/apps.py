@@ -178,7 +178,7 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        if name.endswith(".py"):  # what would end the detached process at once is raised here
+        if name.endswith(".py"):  # errors that would end the detached process at once are raised here
             read_program(Path(name))
         if joined := below.params.get("session") or session:
             find_session(joined)

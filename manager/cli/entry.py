@@ -68,7 +68,7 @@ def drop_unwritten() -> None:
 
 def main() -> None:
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
+    if before is signal.default_int_handler:  # not when its parent ignores it, as a shell does for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from stoker.manager.cli.main import main as run
 

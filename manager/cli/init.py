@@ -256,7 +256,7 @@ def init(*, output: Path, partition: str) -> None:
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
-    parse_site(made.text, file=str(output))  # what we write must be what we read
+    parse_site(made.text, file=str(output))  # Stoker must be able to read the file that it writes
     if to_stdout:
         console.raw(made.text.encode())
         return

@@ -233,7 +233,7 @@ def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
             if not follow:
                 return
             time.sleep(_FOLLOW_EVERY_S)
-            if path.stat().st_size < file.tell():  # it has begun anew, with its last lines
+            if path.stat().st_size < file.tell():  # it has started again, with its last lines
                 file.close()
                 yield from _grow(path, follow=follow)
                 return

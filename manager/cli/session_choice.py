@@ -142,7 +142,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
+    is_alone = len(found) == 1  # it is the right one with or without a manager, and the command checks that anyway
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):

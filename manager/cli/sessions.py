@@ -210,7 +210,7 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.tidy_snapshots(cache)  # what a pilot does first
+        store.tidy_snapshots(cache)  # a pilot's first step
         if clear:
             sweep(base)
             if not any(base.glob("pilot-*")):  # a library of a pilot that lives may be loading one

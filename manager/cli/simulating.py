@@ -278,7 +278,7 @@ def _plan(asked: SimulationRequest) -> SimulationPlan:
         check_policies(policies, setting="--policy")
     except ValueError as error:
         raise ConfigError(str(error), key="policy") from None
-    for policy in policies:  # before anything is done for those that are sound
+    for policy in policies:  # before any work on the sound ones
         find(policy)
     scenario = replace(scenario, policies=policies, seeds=asked.seeds or scenario.seeds)
     jobs = asked.jobs or len(os.sched_getaffinity(0))

@@ -134,7 +134,7 @@ def send_forecasts(manager: Manager) -> None:
             manager.tell(client, Forecasts(said, manager.state.now))
 
 
-MARGIN_S = 20.0  # What is left of a walltime when a pilot of short calls is drained
+MARGIN_S = 20.0  # Remaining walltime when a pilot of short calls is drained
 MOST_OF_IT = 0.25  # The margin is no more than this part of the whole time, so that short jobs do some work
 CAUTION = 1.5  # A call is taken to run this much longer than the mean
 _GRACE_S = 2.0

@@ -133,7 +133,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     offered: bool = False
     late: bool = False  # True once it can no longer be in time: its deadline does not count any more
     by_itself: bool = False  # True if it must have a library for itself
-    past: CallPast | None = None  # What happened to it out of the ordinary; None for nearly every call
+    past: CallPast | None = None  # Unusual events of the call; None for nearly every call
 
     @property
     def notes(self) -> list[Note]:
@@ -302,7 +302,7 @@ class Library:
         """How many calls it runs at once: what it has said, or until then what is known of its context."""
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
-        self.line = ""  # What it has printed last, if it loads for long
+        self.line = ""  # Its last output, if it loads for long
         self.held: dict[int, Call] = {}  # Calls sent and not ended, oldest first
         self.zombies: dict[
             int, bool
@@ -414,5 +414,5 @@ class Pilot:
         del self.notes[1:-KEPT_PILOT_NOTES]
 
 
-# What a pilot that was given up may return with: libraries, their promised bytes and states.
+# Libraries that a pilot given up may return with, their promised bytes and states.
 Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

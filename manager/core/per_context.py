@@ -131,7 +131,7 @@ _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed bef
 _Kind = tuple[str, bool]  # Declared kind, and whether work precedes the first item
 _CAUTION = 2.0  # Mean deviations between the mean and the bound
 LEAST_S = 0.001  # Shortest measurement: a pace of zero would say that a call takes no time
-MEET_S = 2.0  # What a gang of several may take until its ranks have met (§5.1: at most 2 s)
+MEET_S = 2.0  # Longest time until the ranks of a gang have met (§5.1: at most 2 s)
 
 
 class Paces:
@@ -229,6 +229,6 @@ class Cost:
     recipe: RecipeKey
     runs: int = 0
     run_s: float = 0.0
-    ordered_s: float = 0.0  # What a run was expected to take when the queue was put into order last
+    ordered_s: float = 0.0  # Expected time of a run when the queue was last sorted
     least_s: float = math.inf  # Least mean run time of calls that ended together
     by_kind: dict[str, list[float]] = field(default_factory=dict)  # Unrecorded number, seconds and items of runs

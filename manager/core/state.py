@@ -37,10 +37,10 @@ class SourceState:
     failed_at: float = 0.0
     last_failure: str = ""
     useless: bool = False  # True if the last failed block had pilots without a usable device
-    held_for: str = ""  # What its last block was held for by the batch system; empty once a block ended otherwise
+    held_for: str = ""  # Why the batch system held its last block; empty once a block ended otherwise
     hold: str = ""  # That hold in the batch system's words, with advice
     stopped: str = ""  # Why no block is requested any more, with advice; empty while it works
-    trouble: str = ""  # What is wrong with its batch system just now, in that one's words
+    trouble: str = ""  # The current fault of its batch system, in the batch system's words
 
     @property
     def room(self) -> int:
@@ -66,7 +66,7 @@ class Block:
         self.reason = ""
         self.expected_at = 0.0
         self.emptied_at: float | None = None  # When its last pilot left although its job runs
-        self.held_for = ""  # What its job was last held for by the batch system; empty if it was not
+        self.held_for = ""  # Why the batch system last held its job; empty if it did not
         self.holds = 0  # How often the batch system has held its job
         self.abandoned = False  # True if it was released because its pilots were lost
         self.loss: LossReason | None = None  # Why its job has ended, by the batch system
@@ -219,7 +219,7 @@ class State:
         self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that made one
         self.printed: dict[int, CallProgress] = {}  # How far running calls are that print it and do not say it
         self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as clients know them
-        self.trials: dict[int, Trial] = {}  # What calls have lost that they ran on, by call
+        self.trials: dict[int, Trial] = {}  # Pilots and libraries that calls lost while they ran there, by call
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
         self.breaks: dict[int, int] = {}  # How often the ranks of a gang call have lost each other
         self.broken_runs: dict[
@@ -234,8 +234,8 @@ class State:
         self.factory_trouble = ""  # Why no factory submits blocks; empty while one does
         self.said_blocks: dict[str, str] = {}  # States of blocks that clients start themselves
         self.most_pilots: dict[ClientId, int] = {}  # Pilots that each client's own blocks bring at most; 0 = no limit
-        self.notices: dict[str, float] = {}  # What users should know, and when it happened last; the oldest first
-        self.refused: dict[str, int] = {}  # What was refused or ignored, by kind, counted
+        self.notices: dict[str, float] = {}  # Notices for users, and when each last happened; the oldest first
+        self.refused: dict[str, int] = {}  # Counts of refused or ignored messages, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0

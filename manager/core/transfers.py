@@ -100,7 +100,7 @@ class Peer:
     fetches: dict[str, Fetch] = field(default_factory=dict)
     serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
     parked: dict[str, Object] = field(default_factory=dict)  # Objects that it serves once it has a free place
-    wants: dict[str, ObjectRef] = field(default_factory=dict)  # What it was getting when its connection broke
+    wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that it was fetching when its connection broke
     hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of its only copies
     blamed: int = 0  # Pilots that it failed although others served them
     served: int = 0  # Pilots that got an object with its help
@@ -136,7 +136,7 @@ class Object:
         self.alone: dict[PilotId, Fetch] = {}
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
         self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read its origin
-        self.reason = ""  # What went wrong last
+        self.reason = ""  # The last fault
         self.origin_bytes = 0
         self.peer_bytes = 0
 

@@ -228,9 +228,9 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
-                if other is not None and other.over:  # somebody was quicker, and has ended the session as well
+                if other is not None and other.over:  # another process was quicker, and has ended the session as well
                     raise _over(launch, other.over)
-                if other is not None and is_up(folder):  # somebody else, or its keeper, was quicker
+                if other is not None and is_up(folder):  # another process, or its keeper, was quicker
                     register(folder)
                     return other
                 if other is None or not lease.is_alive(other):

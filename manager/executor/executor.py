@@ -264,7 +264,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # A manager that was never told of the end (no client was connected) need not be waited for.
+            # A manager that did not receive the end (no client was connected) need not be waited for.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
@@ -348,7 +348,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._executor_exception = exception
         self._executor_bad_state.set()
         if self._link is not None:
-            bad = BadStateException(self, exception)  # what Parsl's users expect; the reason goes along
+            bad = BadStateException(self, exception)  # the type that Parsl's users expect, with the reason
             bad.__cause__ = exception
             self._link.fail_all(bad)
 

@@ -186,7 +186,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(
                 "this call gives no pieces: its function has no yield (or stream=False); wait for its result()"
             )
-        return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges what comes by itself
+        return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges messages itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Call a function when the call has ended, on a thread for callbacks. It may wait for other calls."""

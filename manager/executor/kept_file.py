@@ -228,7 +228,7 @@ class KeptFile:
         self.damaged = 0
         self.added = 0
         self._file = descriptor
-        self._reader: BinaryIO = path.open("rb")  # with a place of its own: the writer moves its own
+        self._reader: BinaryIO = path.open("rb")  # with its own offset: the writer moves another one
         self._index = _Index()
         self._end = 0
 

@@ -292,7 +292,7 @@ class ResultStream(Iterator[Any]):
             if self._arrived:
                 self._collect()
             if self._keeping is not None and self._keeping.inbox.error is not None:
-                raise self._keeping.inbox.error  # what came since is not in the file
+                raise self._keeping.inbox.error  # later records are not in the file
             # With a window of 1: take a result before the next item.
             if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
                 self._fill()

@@ -93,7 +93,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def place_of(function: Callable[..., Any]) -> str:
     """Return where a function is defined: its module if that is installed, else its file. In a notebook: the module.
     Empty for an object that does not say."""
-    with suppress(Exception):  # whatever the object is: its call goes on
+    with suppress(Exception):  # an error of the object must not stop its call
         inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
         module = str(getattr(inner, "__module__", None) or type(inner).__module__)
         code = getattr(inner, "__code__", None)

@@ -291,7 +291,7 @@ def _copy(context: Any) -> list[Any]:
 def _same(known: list[Any], context: Any) -> bool:
     try:
         return bool(known == _copy(context))
-    except Exception:  # arrays compare to arrays: such a recipe is made anew, and its digest finds it again
+    except Exception:  # arrays compare to arrays: the recipe is made again, and its digest finds it
         return False
 
 

@@ -225,7 +225,7 @@ def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
         said = log.read_bytes()
     except OSError:
         said = b""
-    if len(said) >= said_at:  # else the log was full and began anew
+    if len(said) >= said_at:  # otherwise the log was full and started again
         said = said[said_at:]
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
     text = "".join(f"\n  {line}" for line in lines) or (" (it said nothing)" if said_at else " (it is empty)")

@@ -272,7 +272,7 @@ class WaitNotices:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
                 self.tell_if_due(time.monotonic())
-            except Exception:  # what cannot be said must not end the saying
+            except Exception:  # a line that cannot be printed must not stop the display
                 logger.exception("looking at the session failed")
 
 

@@ -112,7 +112,7 @@ def load(
         interrupted = False
         try:
             _current = Session(_load_parsl(config), executor)
-        except BaseException as error:  # Ctrl-C too: what was started ends now, not when the manager misses its client
+        except BaseException as error:  # Ctrl-C too: started processes end now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:

@@ -61,7 +61,7 @@ class LargeArguments:
                 draft.replace(place)
             else:  # a file that another call has named already must not change
                 draft.unlink()
-            # Nobody writes to it again, so that it is young does not matter.
+            # No process writes to it again, so its age does not matter.
             facts = place.stat()
             return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
@@ -157,5 +157,5 @@ class SourceShelf:
             name = plain.__qualname__.replace(".<locals>", "")
             source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
-        except Exception as error:  # whatever the function is: its call goes on
+        except Exception as error:  # an error of the function must not stop its call
             logger.debug("the source of %r was not left: %r", key, error)

@@ -185,6 +185,6 @@ def _shut(descriptor: int, peer: Peer) -> None:
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)
-    with contextlib.suppress(OSError):  # it ended by itself
+    with contextlib.suppress(OSError):  # the connection had ended already
         connection.shutdown(socket.SHUT_RDWR)
     connection.detach()

@@ -149,7 +149,7 @@ def _last_line(file: Path, *, after: int) -> str:
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)
-            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # it may have begun anew
+            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # it may have restarted
             lines = data.read().decode(errors="replace").split("\n")
     except OSError:
         return ""

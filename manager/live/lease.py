@@ -206,7 +206,7 @@ class Lease:
     def _write_in_place(self, holder: LeaseHolder) -> None:
         """Write into the open file. Raises OSError; the content is then as it was."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-            # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
+            # Another holder wrote its lease: reading it takes a descriptor, and this one is useless now.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is at its path, and none can be opened or written")

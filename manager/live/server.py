@@ -342,7 +342,7 @@ class ManagerServer:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_client.Status:
                         message = self._trouble.added_to(message)
-                    if type(message) is to_client.ClientWelcome:  # from now on the client may number its frames anew
+                    if type(message) is to_client.ClientWelcome:  # from now on the client may restart its frame numbers
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
                         self._acks[Role.PILOT].add(peer, message, self.clock.now())

@@ -110,7 +110,7 @@ def _way(
 
 
 def holds(device: Device, context: Context) -> bool:
-    for library in device.libraries.values():  # noqa: SIM110 (a generator costs more than what it goes through)
+    for library in device.libraries.values():  # noqa: SIM110 (a generator costs more than its loop)
         if library.context is context:
             return True
     return False

@@ -248,7 +248,7 @@ class KeepBlocks(Quiet):
     def _is_hopeful(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        # A source that has brought pilots is no mistake in a site file: somebody may be killing its jobs.
+        # A source that has brought pilots has no error in its site file: its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
 

@@ -146,7 +146,7 @@ class LoadWhereWanted(Quiet):
         if is_probed(context):
             return min(most, probes(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # its runs are those of all functions without a context
+        if head is not None and not context.recipe.loader:  # its runs are the runs of all functions without a context
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
@@ -206,7 +206,7 @@ class LoadWhereWanted(Quiet):
         """Return the free bytes without which it is not tried: for an unknown context a third of the device."""
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
-    # ---- where there is no room
+    # ---- without room
 
     def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
         """At the limit, unload a library that cannot run the next call if one that can be loaded elsewhere could."""

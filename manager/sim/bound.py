@@ -61,7 +61,7 @@ def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) 
 def useful(steps: Steps, *, setup_s: float) -> Steps:
     """Return the most blocks that have run for `setup_s`: the least of each window."""
     times = [at for at, _ in steps]
-    values = [0.0, *(value for _, value in steps)]  # one more at the front: before the first step there are none
+    values = [0.0, *(value for _, value in steps)]  # one more at the front, for the time before the first step
     moments = sorted({*times, *(at + setup_s for at in times)})
     found: Steps = []
     for at, until in pairwise([*moments, math.inf]):

@@ -177,7 +177,7 @@ class VineLibrary:
                 except OSError as error:
                     self._retire(f"its folder {folder} is gone: {error}")
         if any(end.failure is not None and end.failure.device for end in ends):
-            self._leave_soon()  # what is left of this process can use no device any more
+            self._leave_soon()  # the rest of this process can use no device any more
         return messages.PoolAnswer(order.ticket, before, ends)
 
     def _retire(self, why: str) -> None:

@@ -137,7 +137,7 @@ class VinePool:
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
             case commands.WeighOffer(order=order):
-                self.handle(OfferWeighed(order))  # its libraries are TaskVine's: nobody sees what their engines do
+                self.handle(OfferWeighed(order))  # TaskVine owns its libraries, and their engines cannot be observed
             case commands.Forget(library=number):
                 self._forget(number)
             case commands.SetTimer(at=at, key=key):

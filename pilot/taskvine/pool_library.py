@@ -132,7 +132,7 @@ class Orders:
         large = _large(order.calls)
         self._open[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
-        # Which slot it is to be only TaskVine knows: its devices are counted from 0.
+        # Only TaskVine knows the slot, so its devices are counted from 0.
         kind, _, _ = library.devices[0].partition(":")
         devices = tuple(f"{kind}:{number}" for number in range(len(library.devices)))
         setup = msgspec.structs.replace(self.setup, recipe=library.recipe, devices=devices)
@@ -297,7 +297,7 @@ class PoolLibrary:
 
     def _loaded(self, held: messages.LibraryReport) -> None:
         log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
-        # What it took of memory is not told: the manager would plan to have several contexts in one slot.
+        # Its memory is not reported: the manager would plan several contexts in one slot.
         start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
         self._say(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 

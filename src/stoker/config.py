@@ -120,7 +120,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
         found["provider", "walltime"] = "a pilot on this machine lasts as long as its session; leave it out"
     if local and ours:
         found["provider", "command_limit"] = "no batch system is asked where kind is local; leave it out"
-    if ours:  # what TaskVine cannot do is refused elsewhere, with other words
+    if ours:  # limits of TaskVine are checked elsewhere, with other messages
         rule = site.policy.provisioning
         if rule is ProvisioningName.DEFAULT:
             rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
@@ -417,7 +417,7 @@ def _value(value: Any) -> str:
     match value:
         case enum.Enum():
             return _value(value.value)
-        case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
+        case str():  # TOML uses JSON's escapes, and also escapes DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(_value, value))}]"

@@ -114,7 +114,7 @@ def _take_by_name(descriptor: int) -> bool:
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
-    except OSError:  # it cannot be written here: nobody else can hold it by name either
+    except OSError:  # it cannot be written here, so no other process can hold it by name
         return True
     return _read_name(file) == me
 
@@ -143,7 +143,7 @@ def _read_name(file: Path) -> _Named | None:
         return None
 
 
-# ---- who holds a lock
+# ---- holders of a lock
 
 
 def holders(file: Path) -> list[LockHolder]:
@@ -159,7 +159,7 @@ def _holds(pid: int, name: str) -> bool:
     """True if a process has this file open and a lock on it."""
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # it ended meanwhile, or is somebody else's
+    except OSError:  # it ended meanwhile, or belongs to another user
         return False
 
 

@@ -150,7 +150,7 @@ def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
     promised = started(c).device_memory_bytes
     c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
-    assert c.library(context="m").promised_bytes == promised  # nobody knows yet what it takes there
+    assert c.library(context="m").promised_bytes == promised  # not known yet what it takes there
     assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
     assert c.context("m").resident_bytes == 0
 

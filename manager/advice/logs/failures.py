@@ -433,7 +433,7 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "disk"): "make room in that folder: it is full, or your quota is used up",
     (_U, "config"): "mend the setting that the line names",
     (_U, "network"): "check the token and the name, and whether you may use what they belong to",
-    (_U, "scheduler"): "ask for at most what the job or partition has: nodes, tasks, memory ([provider] in the site file)",
+    (_U, "scheduler"): "ask for at most what the job or partition has: nodes, tasks, memory (site file, [provider])",
     (_U, "site"): "mend the site file; stoker doctor SITE checks it without a job",
     (_U, "other_user"): 'open it, or [provider] shared_files = false with [environment] kind = "packed"',
     (_F, "package"): "install it where the pilots run, or import your own module in the function: then it travels",

@@ -158,7 +158,7 @@ def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
     running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
     if not running or among[0].with_loss:
         return max(running or among, key=lambda each: each.last_at)
-    # A bar within this one may have rounds of its own: it is the finer count of the two.
+    # A nested bar may have its own rounds, and counts more finely.
     outermost = min(running, key=lambda each: each.first_at)
     rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
     nested = [each for each in rounds if _counts_rounds(outermost, each)]

@@ -121,7 +121,7 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # one that sends a byte now and then never times out by itself
+                    self._left_s()  # a server that sends a byte now and then never times out
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:

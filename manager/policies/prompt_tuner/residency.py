@@ -312,7 +312,7 @@ class WarmPools(Quiet):
             plan += loads
         return plan
 
-    # ---- those who must see what becomes of them
+    # ---- jobs that need a later decision
 
     def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():

@@ -166,7 +166,7 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # Not after an error: whoever has lost a rank would wait for it once more.
+        # Not after an error: ranks that have lost a rank would wait for it again.
         exchange.part()
     finally:
         exchange.close()
@@ -239,7 +239,7 @@ def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_
         ) from error
     strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
     if strangers:
-        if rank == 0:  # whoever serves the store goes last: the others are to read why, too
+        if rank == 0:  # the rank that serves the store leaves last, so that the others can read the reason
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]
                 store.wait(reads, datetime.timedelta(seconds=_GOODBYE_S))
@@ -269,7 +269,7 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
     options = gloo._Options()
     options._timeout = limit
     options._threads = 1
-    # By itself Gloo would listen where this machine's name leads, which others may not reach, or strangers may.
+    # By default Gloo listens at this machine's name, which other ranks may not reach, or strangers may.
     options._devices = [gloo.create_device(hostname=_own_address(host, port))]
     return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 
