@@ -19,7 +19,7 @@ _STEPS = 2_000
 
 
 class EngineDriver(abc.ABC):
-    """An engine, and what is known of its model. `cache_bytes` is its budget; 0 if it keeps none."""
+    """An engine, and facts of its model. `cache_bytes` is its budget; 0 if it keeps none."""
 
     def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
         self.engine = engine
@@ -52,11 +52,11 @@ class EngineDriver(abc.ABC):
         return found
 
     def run_text(self, id: int) -> str:
-        """What this request writes."""
+        """The text of this request."""
         return "".join(token.text for token in self.run()[id])
 
     def tokens(self, prompt: Ids, **options: Any) -> list[int]:
-        """What one request writes, alone."""
+        """The text of one request, alone."""
         id = self.ask(prompt, **options)
         return [token.token for token in self.run()[id]]
 

@@ -8,7 +8,7 @@ import zmq
 from polling import PATIENCE_S, polls
 
 _kept: list[socket.socket] = []
-"""The kernel gives a bound port to no other program by itself."""
+"""The kernel gives a bound port to no other program."""
 
 
 def free_port() -> int:

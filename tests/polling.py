@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 PATIENCE_S = 60.0
-"""How long tests wait for what takes a moment on a quiet machine."""
+"""How long tests wait for events that take a moment on a quiet machine."""
 
 _PAUSE_FOR_LOOK = 6.0
 """A pause is at least this many times as long as the look before it has computed, up to the next."""
@@ -28,6 +28,6 @@ def polls(limit_s: float, *, longest_s: float = 0.05) -> Iterator[bool]:
 
 
 def _computed_s() -> float:
-    """The processor time of this process and of those that it has waited for."""
+    """The processor time of this process and of its ended children."""
     used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)

@@ -15,7 +15,7 @@ CHANGES = {
 
 
 def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """What is assigned or changed: a field's name, the source of its owner, the line."""
+    """An assignment or change: a field's name, the source of its owner, the line."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             yield from _in_function(function)

@@ -15,7 +15,7 @@ from _pytest.assertion import rewrite
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Each worker of xdist does its share before it collects; what others have not got to then, it does too."""
+    """Each worker of xdist compiles its share before it collects, and then the files that others have not reached."""
     told = getattr(session.config, "workerinput", None)
     if told is None:
         return

@@ -1,4 +1,4 @@
-"""Whole programs as processes: their output, their end, and what they leave."""
+"""Whole programs as processes: their output, their exit status, and their leftovers."""
 
 from __future__ import annotations
 

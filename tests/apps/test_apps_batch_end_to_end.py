@@ -299,7 +299,7 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models, up):
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models, up):
-    """The run folder's disk has room for some answers; the same command goes on when there is more."""
+    """The run folder's disk has room for some answers; the same command continues once there is more room."""
     write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
     (tmp_path / "small").mkdir()
     command = " ".join([*BATCH, "r.jsonl", "--model", str(models / "tiny"), "--out", "small/run", *up.joined])

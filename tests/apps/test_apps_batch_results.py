@@ -39,7 +39,7 @@ def checked(tmp_path):
 
 @pytest.fixture
 def log(tmp_path, checked):
-    """Answers to a and c, which came in another order, and what the model said of b."""
+    """Answers to a and c, which came in another order, and the model's answer to b."""
     with RecordLog(tmp_path / "log", key=KEY) as log:
         for one in (answer("c", 4, text="é"), answer("b", 3, error=ApiError("too long")), answer("a", 1)):
             log.append([make_record(one, digest=checked.digest)])

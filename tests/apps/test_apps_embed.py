@@ -219,7 +219,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(
 
 
 def _reads_requests(work: Any, options: Any, recipe: Any, rows: Any) -> None:
-    """What a run does before it needs a session."""
+    """Steps of a run before it needs a session."""
     from stoker.apps.embed.run import _requests
 
     list(_requests(options, rows, work.log, sent={}))

@@ -74,7 +74,7 @@ def up(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    """What verifies seven claims."""
+    """The command line that verifies seven claims."""
     model = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(model)
     return ["fact_verification", "--limit", "7", "--format", "jsonl", "--model", str(model)]
@@ -82,7 +82,7 @@ def facts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, facts, up):
-    """The folder of a run that nothing disturbed, of the shipped prompts with a call a claim; and what it printed."""
+    """The folder and output of an undisturbed run: the shipped prompts, one claim a call."""
     folder = tmp_path_factory.mktemp("whole")
     return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
 

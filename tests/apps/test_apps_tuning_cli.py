@@ -39,7 +39,7 @@ def write(folder, **changes):
 
 
 def refused(here, *arguments):
-    """What is said of a job that is wrong, submitted behind one that is not; nothing may have come of either."""
+    """The error for a wrong job that is submitted after a good one; neither job may leave anything."""
     before = sorted(path.name for path in here.iterdir())
     result = CliRunner().invoke(submit_jobs, ["good.toml", *arguments])
     assert sorted(path.name for path in here.iterdir()) == before

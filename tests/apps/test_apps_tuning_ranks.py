@@ -26,7 +26,7 @@ def specs(size, **more):
 
 
 def tuned(size, each=None, **more):
-    """What every rank of a gang gives; `each` has further options of single ranks."""
+    """The result of every rank of a gang; `each` has more options of single ranks."""
     found = [{**spec, "job": tiny.job(), **(each or {}).get(spec["rank"], {})} for spec in specs(size, **more)]
     with gang.gang("tune", found) as ranks:
         return ranks.answers(), [process.exitcode for process in ranks.processes]

@@ -16,11 +16,11 @@ from faults.world import World
 T = TypeVar("T")
 
 TRY_S = 0.5
-"""A step that finds no victim looks for so long, and is left out then."""
+"""Seconds that a step looks for a victim before it is skipped."""
 
 
 class Step(NamedTuple):
-    """What is done after a pause. `rank` and `length` are shares, from 0 to 1."""
+    """One step after a pause. `rank` and `length` are shares, from 0 to 1."""
 
     pause_s: float
     way: str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How often something is done among ten thousand faults, and what does it: to whom; empty if it could not."""
+    """How often this step occurs in ten thousand faults, and its function, which returns its victim or an empty text."""
 
     share: int
     do: Callable[[Step], str]
@@ -53,7 +53,7 @@ def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[St
 
 
 class Stage:
-    """What ways work on. `restart` starts a client again that was killed; `session` is the session's folder."""
+    """The world that steps act on. `restart` starts a killed client again; `session` is the session's folder."""
 
     def __init__(
         self, cluster: Cluster, world: World, *, ran: Path, session: Path, restart: Callable[[str], object]
@@ -111,7 +111,7 @@ class Chaos:
         self.steps += steps
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> None:
-        """Disturb for so long, or until so many faults were done; then put everything back."""
+        """Disturb for this time or this number of faults; then restore everything."""
         end = time.monotonic() + seconds
         due = time.monotonic()
         try:

@@ -10,7 +10,7 @@ from batch.chaos import Stage, Step, Way
 from batch.chaos_victims import HEAD
 
 WRONG_S = (0.5, 6.0)
-"""A clock is wrong for so long."""
+"""Seconds that a clock is wrong."""
 PATCH = """
 import mmap, os, struct, time
 try:

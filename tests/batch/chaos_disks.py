@@ -78,7 +78,7 @@ class Disks:
         return f"{name} for {seconds:.1f} s"
 
     def _wipe_node(self, step: Step) -> str:
-        """A node that is made anew: what pilots kept on its disk is gone, and comes from others again."""
+        """A node is wiped: its pilots' cached objects are gone, and are fetched again."""
         node = self._processes.end_pilot(step, lambda pid: kill([pid]))
         if node:
             self._empty(node)

@@ -12,7 +12,7 @@ from batch.chaos_victims import HEAD, node_of
 from faults.world import is_alive, kill
 
 BLINK_S = (0.05, 1.5)
-"""A process is frozen for so long, mostly."""
+"""Seconds that a process is usually frozen."""
 FROZEN_S = (1.0, 6.0)
 """Longer than silence is borne."""
 ALL_FROZEN_S = (0.5, 3.0)

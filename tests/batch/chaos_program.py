@@ -30,11 +30,11 @@ LARGE_EVERY = 40
 STEPS = 10
 STEP_S = 0.1
 OPEN = {"plain": 12, "steps": 2, "gang": 1}
-"""So many calls of each kind are under way in `mixed`."""
+"""Calls of each kind in flight in `mixed`."""
 LAST_S = 300.0
-"""A call that has not ended so long after `stop` is lost."""
+"""Seconds after `stop` after which a call counts as lost."""
 KEPT = 20
-"""So many wrong results, and failures, are told of in full."""
+"""Wrong results, and failures, that are reported in full."""
 
 
 class Found:
@@ -118,7 +118,7 @@ def file_of(turn: int) -> tuple[str, str]:
 
 
 def blob_of(number: int) -> bytes:
-    """What a call gets beside its number, and gives back turned round."""
+    """The text that a call gets with its number, and returns reversed."""
     return bytes([number % 256, 1]) * (LARGE_BYTES // 2 if number % LARGE_EVERY == 0 else 1)
 
 

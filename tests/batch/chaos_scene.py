@@ -1,4 +1,4 @@
-"""The session under chaos, its programs, their results, and what remains at the end."""
+"""The session under chaos, its programs, their results, and the leftovers at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.pilot.agent.scratch import sweep
 
 SHAPE = Shape(gpus=("a10:1", "a10:1", "titanx:1"), namespaces=True)
 PROGRAMS = ("main", "mixed")
-"""Programs that are never killed: what they asked for must come, each once."""
+"""Programs that are never killed: each of their results must arrive exactly once."""
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
@@ -121,7 +121,7 @@ class Scene:
     # ---- the end
 
     def wait_for_programs(self, *, limit_s: float) -> list[str]:
-        """Wait until the programs have ended, after `stop`; those that have not."""
+        """Wait until the programs have ended, after `stop`; return the ones that have not."""
         until_s = time.monotonic() + limit_s
         slow = []
         for name in (*PROGRAMS, "guest"):

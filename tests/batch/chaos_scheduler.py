@@ -158,7 +158,7 @@ class Scheduler:
 
 
 def wrap(folder: Path, mood: Path) -> str:
-    """Make wrappers of Slurm's commands; the PATH of those who are to use them."""
+    """Make wrappers of Slurm's commands; return a PATH with them first."""
     folder.mkdir()
     mood.write_text("")
     for name in COMMANDS:

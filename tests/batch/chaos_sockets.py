@@ -19,7 +19,7 @@ from batch.chaos import Stage, Step, Way
 from faults.world import command_of, kill
 
 CUT_S = (0.5, 4.0)
-"""A cable is out for so long: shorter and longer than the second after which a pilot is given up."""
+"""Seconds without network: shorter and longer than the second after which a pilot is given up."""
 SILENT_S = (0.5, 8.0)
 _PIDFD_GETFD = 438
 _LISTENS, _CONNECTED = "0A", "01"

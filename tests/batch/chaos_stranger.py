@@ -12,7 +12,7 @@ import time
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 MOST = 400
-"""So many are held at a time."""
+"""Connections held at a time."""
 
 
 def knock(order: dict, held: list) -> str:

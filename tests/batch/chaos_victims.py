@@ -10,11 +10,11 @@ from faults.world import World, command_of, is_alive
 
 _ZYGOTE = "stoker.pilot.zygote"
 HEAD = "head"
-"""What the node of a process is called that no job of Slurm has started."""
+"""The node's name for processes outside Slurm's jobs."""
 
 
 class Ran:
-    """What calls have written: name, node, process, and whether the call `begins` or `ends` there."""
+    """Lines that calls have written: name, node, process, and whether the call `begins` or `ends` there."""
 
     def __init__(self, path: Path) -> None:
         self.ends = 0
@@ -75,7 +75,7 @@ class Victims:
         return _in_order(self._world.processes())
 
     def clients(self, name: str) -> list[int]:
-        """A client on the head, and what put it there."""
+        """A client on the head node, and the way it was started."""
         return [pid for pid in self._world.processes() if name in command_of(pid)]
 
     def zygotes(self) -> list[tuple[str, int]]:

@@ -16,11 +16,11 @@ from faults.world import command_of
 
 SAMPLE_S = 10.0
 YOUNG_S = 300.0
-"""A process grows for so long after its start; from then on it should not."""
+"""Seconds after its start in which a process may grow."""
 MORE_FDS = 64
 MORE_BYTES = 200 << 20
 LIBRARY_FDS = 4
-"""A pilot has so many descriptors for each library that it keeps hot: two sockets, two files of its cache."""
+"""Descriptors of a pilot for each hot library: two sockets, two files of its cache."""
 KINDS = {
     "stoker.manager.main": "manager",
     "stoker.manager.factory.main": "factory",
@@ -33,7 +33,7 @@ KINDS = {
 
 
 class Growth:
-    """What one process took when it was `YOUNG_S` old, and the most since."""
+    """The resources of one process at the age `YOUNG_S`, and their maximum since."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -47,7 +47,7 @@ class Growth:
         self.fds_most, self.rss_most = max(self.fds_most, fds), max(self.rss_most, rss)
 
     def too_much(self) -> str:
-        """What it has taken beyond bounds since it was young; empty if nothing."""
+        """Its growth beyond the bounds since it was young; empty if none."""
         if self.age_s < 2 * YOUNG_S:
             return ""
         if self.fds_most > self.fds + MORE_FDS:
@@ -163,7 +163,7 @@ class Watch(threading.Thread):
 
 
 def own_fds(process: psutil.Process, kind: str) -> int:
-    """A process's descriptors, without those that a pilot has for its libraries: it keeps ever more of them hot."""
+    """A process's descriptors, without a pilot's for its libraries, whose number grows."""
     children = len(process.children(recursive=True)) if kind == "pilot" else 0
     return max(0, process.num_fds() - LIBRARY_FDS * children)
 

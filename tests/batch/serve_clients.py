@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 READ_S = 240.0
-"""A sending that is silent for so long has failed. (Streams have comments every 15 s.)"""
+"""Seconds of silence after which a request has failed. (Streams have comments every 15 s.)"""
 LENGTHS = (8, 24, 64, 300)
 PROMPTS = (
     "What is two plus two?",
@@ -26,7 +26,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: greedy, so that there is one right answer."""
+    """The request: greedy, so that there is one right answer."""
 
     prompt: str
     tokens: int
@@ -42,7 +42,7 @@ QUESTIONS = tuple(Question(*each) for each in itertools.product(PROMPTS, LENGTHS
 
 @dataclass
 class Answer:
-    """What has come of a sending so far. `pieces`: chunks with text; `tokens`: how many the gateway says it wrote."""
+    """The answer to a request so far. `pieces`: chunks with text; `tokens`: the gateway's count of written tokens."""
 
     text: str = ""
     pieces: int = 0

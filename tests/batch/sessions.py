@@ -54,6 +54,6 @@ def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0
 
 
 def block_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> BlockStatus:
-    """The first block of which something holds, as soon as one is there."""
+    """The first block that meets a condition, as soon as there is one."""
     status = status_when(session, lambda status: any(map(true, status.jobs)), what=what, limit_s=limit_s)
     return next(block for block in status.jobs if true(block))

@@ -39,7 +39,7 @@ FIRST_S = 180.0
 
 
 class Soak:
-    """One run. `record` is what is known of it, at any moment."""
+    """One run. `record` is its present result."""
 
     def __init__(
         self, folder: Path, *, seed: int, every_s: float, stall_s: float, before: dict[str, Any] | None = None
@@ -134,7 +134,7 @@ class Soak:
         chaos.run(seconds=seconds, faults=faults)
 
     def _finish(self, scene: Scene, chaos: Chaos, watch: Watch) -> None:
-        """Everything is put back: what was asked for comes, and then the session ends."""
+        """Everything is restored: the results arrive, and then the session ends."""
         record = self.record
         calm = sum(scene.results().values())
         if "error" not in record:

@@ -29,18 +29,18 @@ from gateway.running import RunningGateway
 
 MINUTES, EVERY_S, WALLTIME, CLIENTS = 30.0, 30.0, "3 min", 12
 PAUSE_S = 0.5
-"""A client waits at most so long before it asks again."""
+"""Longest pause of a client between requests, in seconds."""
 MANAGER_AT, GATEWAY_AT = 0.4, 0.7
 """Shares of the time after which each is killed."""
 STREAMS_BAR = 0.999
 HOT_S = 400.0
-"""Two jobs and their models may take so long to come on a busy machine."""
+"""Longest time until two jobs and their models are up on a busy machine, in seconds."""
 SHAPE = Shape(gpus=("a10:1", "a10:1"), settings={"DefMemPerCPU": "1500"})
 MODELS = '[models.small]\npath = "models/tiny"\nmin = 2\n'
 
 
 class ServeSoak:
-    """One run. `record` is what is known of it, at any moment."""
+    """One run. `record` is its present result."""
 
     def __init__(
         self, folder: Path, *, seed: int, every_s: float, walltime: str, clients: int, pause_s: float = PAUSE_S
@@ -55,7 +55,7 @@ class ServeSoak:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, *, seconds: float) -> dict[str, Any]:
-        """Serve, ask and disturb for so long; the record. Raises nothing that has to do with the gateway."""
+        """Serve, send requests and disturb for this time; return the record. Errors of the gateway do not end it."""
         environ = dict(os.environ)
         place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets are short
         self.record["load_before"] = os.getloadavg()
@@ -138,7 +138,7 @@ class ServeSoak:
 
 
 class Disturbance:
-    """What is done to the gateway, the manager and the jobs."""
+    """Faults of the gateway, the manager and the jobs."""
 
     def __init__(
         self, world: World, cluster: Cluster, gateway: RunningGateway, clients: Clients, soak: ServeSoak

@@ -39,7 +39,7 @@ def whereabouts(_, meeting=None, number=0):
 
 @stoker.app(context=nothing())
 def met_by(_, meeting, number, *, count):
-    """Which task of an array this runs in, when so many calls run at the same time."""
+    """The array task that this runs in, while this number of calls run at the same time."""
     meeting.mkdir(exist_ok=True)
     (meeting / str(number)).touch()
     until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
@@ -47,7 +47,7 @@ def met_by(_, meeting, number, *, count):
 
 
 def two_at_once(world):
-    """What two calls say that run at the same time."""
+    """The results of two calls that run at the same time."""
     meeting = world.path / "meeting"
     meeting.mkdir()
     return [call.result(60) for call in [whereabouts(meeting, number) for number in (0, 1)]]

@@ -178,12 +178,12 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
 
 
 TRIES = 4
-"""So many refusals would end every call that waits: three are enough."""
+"""Refusals that would end every waiting call: three are enough."""
 
 
 @contextmanager
 def waiting_call(world, **provider) -> Iterator[tuple]:
-    """A session, with a call for which no pilot can be had yet."""
+    """A session with a call that no pilot can serve yet."""
     site = write_site(world.path, provider=provider)
     with stoker.load(site, run_dir=str(world.runs)) as session:
         yield session, stoker.app()(lambda number: 2 * number)(4)

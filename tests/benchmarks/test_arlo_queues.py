@@ -17,7 +17,7 @@ SHORT_S, LONG_S = 0.010, 0.040
 
 
 def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
-    """Two runtimes, of 100 and 200 tokens, with so many instances."""
+    """Two runtimes, of 100 and 200 tokens, with these numbers of instances."""
     rows = [[SHORT_S] * 201, [LONG_S] * 201]
     fleet = Fleet(RuntimeQueues[int]([(100, 40), (200, 10)]), rows, agenda)
     fleet.start(counts)
@@ -34,7 +34,7 @@ def milliseconds(
 
 
 def test_requests_wait_for_those_before_them_at_the_least_busy_instance() -> None:
-    """Two short instances: the third request begins when the first ends; the long one waits for nobody."""
+    """Two short instances: the third request begins when the first ends; the long one does not wait."""
     assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
         10.8, 10.8, 18.8, 40.8, 10.8
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
 
 
 def test_arlo_goes_where_the_lengths_go() -> None:
-    """Reallocation in the middle of a run whose lengths are not those of the period before it."""
+    """Reallocation in the middle of a run whose lengths differ from the period before it."""
     workload = Workload(1200.0, 20.0, 1)
     trace = make_trace(workload, [60], [60])
     moved = Trace(trace.times, trace.lengths, [500] * 100)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 START_S = 10.0
-"""What a start, or a change of size, takes: about what the published simulator adds on 128 GPUs."""
+"""Seconds for a start or a change of size: about the published simulator's on 128 GPUs."""
 
 Curve = tuple[tuple[int, float], ...]
 """Numbers of GPUs, each with the seconds of an iteration on it."""
@@ -87,7 +87,7 @@ def _curves(path: Path) -> dict[int, Curve]:
 
 
 Rule = Callable[[list[Job], int, float], tuple[dict[int, int], Iterable[Share]]]
-"""Sizes from now on, and what was planned for later."""
+"""Sizes from now on, and the sizes planned for later."""
 
 
 def elastic_flow(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:

@@ -38,7 +38,7 @@ def run(tmp_path):
 
 
 def steps(context, count, log):
-    """So many steps, from where it was left. Rank 0 notes with how many devices it does each."""
+    """Run this number of steps from the checkpoint. Rank 0 notes the number of devices of each step."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -86,7 +86,7 @@ def test_a_running_job_gives_devices_to_one_with_a_deadline_and_goes_on_from_whe
 
 
 def takes(context, seconds, name, log):
-    """A call that takes so long; the one called `first` also waits until it may end."""
+    """A call that takes this time; the one called `first` also waits until it may end."""
     time.sleep(seconds)
     while name == "first" and not log.with_name("go on").exists():
         time.sleep(0.02)

@@ -211,7 +211,7 @@ def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[floa
 
 
 def test_kit_brings_what_stoker_requires() -> None:
-    """All requirements and theirs, except for packages that such a machine has: PyTorch, and the large pyarrow."""
+    """All requirements and their own, except for packages on such a machine: PyTorch, and the large pyarrow."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
     asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
     required: set[str] = set()

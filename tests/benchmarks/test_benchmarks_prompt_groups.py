@@ -28,7 +28,7 @@ def test_scaled_features_take_away_what_all_prompts_have_in_common() -> None:
 
 
 def test_the_lookup_of_each_number_of_clusters_is_judged_against_all_scores() -> None:
-    """Losses that are distances from one corner: whoever is scored there is the best."""
+    """Losses that are distances from one corner: the prompt there has the lowest."""
     features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
     candidates = [Candidate(text=f"prompt {number}") for number in range(60)]
     loss = {one.text: float(feature[0]) for one, feature in zip(candidates, features, strict=True)}

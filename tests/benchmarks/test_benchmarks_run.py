@@ -163,7 +163,7 @@ def test_what_a_record_does_not_say_is_listed(record: object, missing: list[str]
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
-    """HTEX makes 1,000 calls/s with a p50 of 2 ms; Stoker so many times as many, and `map` six times that."""
+    """HTEX makes 1,000 calls/s with a p50 of 2 ms; Stoker makes `ratio` times that, and `map` six times Stoker's."""
 
     def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
         ours = "stoker" in arguments

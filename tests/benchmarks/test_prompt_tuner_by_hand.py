@@ -41,7 +41,7 @@ def took_s(gpu_s: float, *, replicas: int) -> float:
 
 
 def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tuple[list[float], list[int], Result]:
-    """When each job was done, on how many replicas, and what came of all."""
+    """When each job was done, on how many replicas, and the totals."""
     simulation, outcome = play(jobs, policy(name).make(**settings), USUAL, gpus=8)
     log = simulation.log
     return _ends(log), _widths(log), result_of(log, jobs, outcome, gpus=8)

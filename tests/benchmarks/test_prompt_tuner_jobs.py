@@ -1,4 +1,4 @@
-"""The jobs of PromptTuner's evaluation, and what a run's log shows of them."""
+"""The jobs of PromptTuner's evaluation, and their traces in a run's log."""
 
 from __future__ import annotations
 

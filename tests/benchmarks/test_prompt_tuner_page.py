@@ -63,7 +63,7 @@ def as_hoped(group: Group, system: System) -> int:
 
 
 def made(late: Late = as_hoped) -> Record:
-    """Runs that came to what a function says of them; one job more under each further seed."""
+    """Runs with the results that a function gives; one job more under each further seed."""
     runs = []
     for number, choice in enumerate(SETS):
         wanted = everything.central(CHOSEN) if not number else everything.others(CHOSEN)
@@ -307,7 +307,7 @@ def test_sets_that_miss_their_anchors_on_other_seeds_are_counted() -> None:
     within = of.searched.within
 
     def come_to(central: float, other: float) -> Page:
-        """Runs whose first anchor is met, and whose second is so much too large."""
+        """Runs whose first anchor is met, and whose second is too large by this factor."""
         runs = [
             msgspec.structs.replace(
                 run,
@@ -385,7 +385,7 @@ def test_the_page_in_the_docs_is_what_its_record_says() -> None:
 
 
 def test_no_number_of_a_result_stands_in_the_words() -> None:
-    """What code does not compute survives every rerun: words have the paper's numbers and the settings' alone."""
+    """Text that no code computes stays right in every rerun: it has only the paper's numbers and the settings'."""
     said = report.PAGE.read_text()
     for found in ("points behind", "times as much", "fewer violations than in the paper"):
         assert found not in said

@@ -46,7 +46,7 @@ def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
 
 
 def with_ratio(folder: Path, ratio: float) -> Records:
-    """Records in which ours takes half as long as FIFO in one cluster, and so many times as long in another."""
+    """Records in which ours takes half of FIFO's time in one cluster, and this multiple of it in another."""
     of = Records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)

@@ -110,7 +110,7 @@ def test_tiresias_counts_gpus() -> None:
 
 
 def test_tiresias_passes_over_a_job_that_wants_more_than_is_left() -> None:
-    """While the third runs, from 200 s to 300 s on one GPU, neither of the wide ones can go on."""
+    """While the third runs, from 200 s to 300 s on one GPU, neither of the wide ones can continue."""
     jobs = jobs_of((0, 300, 8), (10, 120, 8), (20, 100, 1))
     assert starts(jobs, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [200, 400, 200]
 
@@ -122,7 +122,7 @@ def test_tiresias_tells_how_often_it_preempted() -> None:
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
-    """Jobs that meet in a queue, as short and as long as those of the trace."""
+    """Jobs that meet in a queue, with the lengths of the trace's jobs."""
     chance = Random(seed)
     rows, at_s = [], 0.0
     for _ in range(count):

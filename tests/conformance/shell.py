@@ -64,7 +64,7 @@ class Shell(abc.ABC):
 
     @abc.abstractmethod
     def hear(self) -> bool:
-        """Wait for the pilot's next message; False if none will come by itself."""
+        """Wait for the pilot's next message; False if none will come."""
 
     @abc.abstractmethod
     def hello(self, *, welcome: bool = True) -> PilotHello:
@@ -103,11 +103,11 @@ class Shell(abc.ABC):
             self.say(message)
 
     def said_s_ago(self) -> float:
-        """Return the seconds since the manager's last message, if time passes by itself."""
+        """Return the seconds since the manager's last message, if the shell has real time."""
         return 0.0
 
     def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # what comes by itself needs no driver
-        """Let an object arrive; in most shells it does by itself."""
+        """Let an object arrive; in most shells it arrives without this."""
 
     def begins(self, call: CallId) -> None:  # noqa: B027
         """Wait until a call runs; in most shells it does at once."""

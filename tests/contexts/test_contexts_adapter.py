@@ -16,7 +16,7 @@ END = 256
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Tokens are bytes; what is no whole character reads as the replacement character, as tokenizers do it."""
+    """Tokens are bytes; an incomplete character reads as the replacement character, as in tokenizers."""
     return bytes(ids).decode("utf-8", "replace")
 
 

@@ -91,7 +91,7 @@ def test_scores_and_texts(name: str) -> None:
 
 
 def test_which_share() -> None:
-    """Those with plain attention share what their prompts have in common; the others share nothing."""
+    """Models with plain attention share common prefixes of prompts; the others share nothing."""
     shares = {}
     for name, config in CONFIGS.items():
         engine = models.CausalLM(transformers.AutoModelForCausalLM.from_config(config()).eval(), Letters())

@@ -49,7 +49,7 @@ def did_next(batch: RunningBatch) -> None:
     st.sampled_from([0, 512, 1024]),
 )
 def test_a_step_that_repeats_gives_what_its_repetitions_give(requests, rows, cache_tokens):
-    """The same batch, told of its steps one by one and many at a time."""
+    """The same batch, with its steps reported one at a time and many at a time."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
         if not batches[0].why_not(prompt=prompt, most=most):

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def snapshots(request: pytest.FixtureRequest) -> Path:
-    """Kept from run to run: converting the model is most of what these tests would take."""
+    """Kept between runs: converting the model takes most of these tests' time."""
     return Path(request.config.cache.mkdir("stoker-snapshots"))
 
 

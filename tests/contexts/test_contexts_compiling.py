@@ -139,7 +139,7 @@ def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Pa
 
 
 class Compile:
-    """Compiles into a folder: anew if the folder is empty, or is of another machine."""
+    """Compiles into a folder if the folder is empty, or from another machine."""
 
     def __init__(self, machine: str = "here") -> None:
         self.machine = machine

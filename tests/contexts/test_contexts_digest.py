@@ -73,7 +73,7 @@ SHOW = (
 
 
 def digest(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, seed: str = "0", module: bool = False) -> str:
-    """The digest that another process prints, the loader being in `__main__` or in a module of its own."""
+    """The digest that another process prints, with the loader in `__main__` or in a module."""
     folder.mkdir(exist_ok=True)
     (folder / "helpers.py").write_text(helpers)
     if module:
@@ -232,7 +232,7 @@ def test_neighbours_do_not_run_together() -> None:
 
 
 def test_a_module_that_the_loader_imports_counts(tmp_path: Path) -> None:
-    """Imported inside the loader, never here: its source and that of what it imports are read, not run."""
+    """Imported inside the loader, never here: its source and its imports' source are read, not run."""
     loader = "Settings = lambda n: n\ndef loader(path):\n    import helpers\n    return helpers\n"
     helpers, below = "import below\nVALUE = below.VALUE\n", "VALUE = 1\nraise SystemExit('it was run')\n"
 
@@ -259,7 +259,7 @@ def test_order_of_keywords_does_not_count_and_that_of_a_dict_does() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[ModuleType]:
-    """A module beside the program, which the program sets values of."""
+    """A module next to the program, which the program sets values of."""
     (tmp_path / "own_config.py").write_text(
         "SIZE = 1\nTABLE = {'a': [1]}\nUNUSED = 0\nimport threading\nLOCK = threading.Lock()\n"
     )

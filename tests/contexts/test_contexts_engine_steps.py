@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_engine(kind: str = "continuous", *, took: Any = None) -> InferenceEngine:
-    """An engine over a model of random weights that never ends a text by itself."""
+    """An engine over a model of random weights that writes no end token."""
     config = transformers.LlamaConfig(
         vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, max_position_embeddings=4096,

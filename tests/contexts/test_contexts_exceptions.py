@@ -188,7 +188,7 @@ def test_an_exception_that_came_back_can_travel_again() -> None:
 
 
 def test_comes_back_as_itself_where_tblib_is_installed():
-    """Parsl brings tblib along, which leaves `__init__` out. In a process of its own: it cannot be undone."""
+    """Parsl imports tblib, which leaves `__init__` out. In another process, because it cannot be undone."""
     program = """
 import tblib.pickling_support
 from stoker.contexts import payloads

@@ -1,4 +1,4 @@
-"""Rows of many callers in one batch: who computes, what is joined, and errors."""
+"""Rows of many callers in one batch: which thread computes, which rows are joined, and errors."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ except Exception as error:
 
 
 def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
-    """The bytes of what a function gives, or of what it raises, in a process that has none of the test's classes."""
+    """The bytes of a function's result or exception, in a process that has none of the test's classes."""
     data = dumps_code((function, pack), what="function")
     done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr.decode()

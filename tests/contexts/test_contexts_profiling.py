@@ -15,7 +15,7 @@ from stoker.contexts.step_times import StepModel
 
 
 class SteppedClock:
-    """A clock that goes on when an engine says so."""
+    """A clock that advances when an engine computes."""
 
     def __init__(self) -> None:
         self.now = 0.0

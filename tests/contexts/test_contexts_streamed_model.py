@@ -1,4 +1,4 @@
-"""Streamed weights equal those of safetensors, and models those of `from_pretrained`."""
+"""Streamed weights equal safetensors' weights, and streamed models equal `from_pretrained`'s."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def own_modules() -> Iterator[None]:
-    """What a test imports is gone after it."""
+    """Remove a test's imports after it."""
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     yield
     for name in set(sys.modules) - before:
@@ -85,7 +85,7 @@ def written(folder: Path, **changed: str) -> Path:
 
 
 def made(folder: Path, name: str) -> Any:
-    """The function of a program that stands beside these files; nothing of them is imported."""
+    """The function of a program in these files' folder; none of the files is imported."""
     program = types.ModuleType("program")
     exec(compile(PROGRAM, str(folder / "program.py"), "exec"), vars(program))
     sys.modules["program"] = program
@@ -169,7 +169,7 @@ def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> Non
 
 
 def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
-    """Fresh eyes found it: a call that began beside another took its modules away."""
+    """A call that began during another one took its modules away."""
     function, modules = loads_code(packed(written(tmp_path), "plain"))
     begun, goes_on = threading.Event(), threading.Event()
 

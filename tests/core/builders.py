@@ -37,7 +37,7 @@ BROKEN = Failure(FailureKind.CONTEXT, "FileNotFoundError: no such model")
 def recipe(
     name: str, *, memory: str = "", slots: int = 1, calls_per_library: int = 0, longest_input: int = 0, **needs: Any
 ) -> Recipe:
-    """A recipe that loads something; `memory` is what it declares."""
+    """A recipe that loads something; `memory` is its declared memory."""
     wants = Needs(memory_bytes=parse_bytes(memory) if memory else 0, **needs)
     return Recipe(
         name, name, b"loader", needs=wants, slots=slots, calls_per_library=calls_per_library,
@@ -51,7 +51,7 @@ def devices(count: int, *, kind: str = "cpu", memory: str = "8 GB") -> tuple[say
 
 
 class Cluster(Desk):
-    """A client `ana`, pilots `p1`, `p2`, ..., and everything said to them, until somebody `hears` it."""
+    """A client `ana`, pilots `p1`, `p2`, ..., and all messages to them until `hears` reads them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -117,7 +117,7 @@ class Cluster(Desk):
         return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))  # type: ignore[arg-type]
 
     def calls(self, count: int, **how: Any) -> Cluster:
-        """Submit so many calls, named by their number: `"1"`, `"2"`, ..."""
+        """Submit this number of calls, named by their number: `"1"`, `"2"`, ..."""
         return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
 
     def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:

@@ -75,7 +75,7 @@ def restored(core: Core) -> Core:
 
 
 def picture(core: Core) -> Any:
-    """What matters of a state, comparable."""
+    """The parts of a state that matter, comparable."""
     state = core.state
     return {
         "calls": {id: (c.state, c.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},

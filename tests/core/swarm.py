@@ -67,7 +67,7 @@ class Swarm(Desk):
         self.pilots: dict[str, SwarmPilot] = {}
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
-        """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches nobody."""
+        """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches no other."""
         self.unsaid: dict[str, list[Any]] = {}  # What pilots that are cut off have to say
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Swarm(Desk):
         return self
 
     def cut(self, name: str) -> Swarm:
-        """The manager loses it; what it was getting comes on, and what it says is said when it is back."""
+        """The manager loses it; its fetches continue, and it reports them when it is back."""
         self.unsaid[name] = []
         self._carry_out(self.give(PilotCut(name)))  # type: ignore[arg-type]
         return self
@@ -260,7 +260,7 @@ class Swarm(Desk):
                 self._go_on(other, theirs)
 
     def _completed(self, parts: dict[str, set[int]], ref: ObjectRef) -> None:
-        """An object is in a cache: whoever was told to get it there has it."""
+        """An object is in a cache: pilots that were ordered to fetch it there have it."""
         for pilot in list(self.pilots.values()):
             getting = pilot.getting.get(ref.name)
             if pilot.parts is parts and getting is not None and getting.sources:

@@ -39,7 +39,7 @@ GPU = VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is 
 
 
 def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
-    """The questions of a kind since somebody looked."""
+    """The questions of a kind since the last look."""
     found = [each for each in c.others if isinstance(each, AskAdvice) and isinstance(each.about, kind)]
     c.others = [each for each in c.others if each not in found]
     return found

@@ -29,7 +29,7 @@ def test_new_factory_is_told_earlier_orders(cluster: Make) -> None:
 
 
 def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
-    """One that was killed counts as connected for some seconds more: what it is told then is lost."""
+    """A killed one counts as connected for some seconds more: messages to it then are lost."""
     c = cluster().sources(OPEN)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     assert c.hears("another", to_client.KnownBlocks).blocks == ()
@@ -237,7 +237,7 @@ def test_a_block_whose_pilot_comes_back_within_its_lease_stays(cluster: Make) ->
 
 
 def test_how_long_a_block_without_pilots_is_given_is_in_the_journal(cluster: Make) -> None:
-    """The shell tells its core the lease, but a replay has no shell: what decides comes with an event."""
+    """The shell gives its core the lease, but a replay has no shell: decisions need an event."""
     c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
     c.lose("p1").wait(29.0)
@@ -499,7 +499,7 @@ def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> N
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
-    """By a pool that releases held jobs by itself; the factory may miss a hold that is short."""
+    """By a pool that releases held jobs itself; the factory may miss a short hold."""
     c = cluster().sources(OPEN).calls(5)
     again = {"cause": "memory", "advice": HOLD["advice"]}
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()

@@ -101,7 +101,7 @@ def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> Non
 
 
 def test_watching_a_call_changes_no_decision(cluster: Make) -> None:
-    """A replay that is asked for a call's story must come to the same state as the manager that it replays."""
+    """A replay that shows a call's story must come to the same state as the manager that it replays."""
     seen = []
     for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)

@@ -44,7 +44,7 @@ def test_faulted_call_runs_elsewhere_without_a_try_counted(cluster: Make) -> Non
 
 
 def crowded_out(c: Cluster, name: str) -> str:
-    """The kernel kills the library of a call for want of memory that others hold; returns its pilot."""
+    """The kernel kills a call's library because other programs hold the memory; return its pilot."""
     library = c.holders(name)[0]
     text = f"lib-{library.id} was killed by SIGKILL (the node had no memory left: …)"
     failure = Failure(FailureKind.PILOT, text, library.pilot.id, library.id, signal=9)

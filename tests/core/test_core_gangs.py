@@ -452,7 +452,7 @@ def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) ->
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, given_up: bool) -> None:
-    """What the hello does not list of a second library is what the gang was given there in this very event."""
+    """If the hello does not list a second library, the gang was given it in this very event."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
     assert len(here) == 2

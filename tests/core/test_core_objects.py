@@ -132,7 +132,7 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
 
 
 def test_others_wait_for_one_that_is_told_to_find_it_in_its_cache(peers: Peers) -> None:
-    """p1, of the same cache, has it and serves nobody: for a moment nobody reads it, and nobody who serves has it."""
+    """p1, of the same cache, has it and serves no pilot: for a moment there are neither readers nor servers."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)

@@ -1,4 +1,4 @@
-"""The transfer plan for leaving pilots: what they still serve, and what only they have."""
+"""The transfer plan for leaving pilots: objects that they still serve, and objects that only they have."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
 
 
 def calls_of_a_crowd(count: int) -> int:
-    """Python calls that the core makes while so many pilots come, want an object, get it, and leave."""
+    """Python calls of the core while this number of pilots come, want an object, get it, and leave."""
     core = Core(SESSION, default_policies())
     hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
     want = say.WantObjects((MODEL,))

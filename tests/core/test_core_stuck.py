@@ -167,7 +167,7 @@ def by(dispatch: HottestFirst) -> Callable[[], Policies]:
 
 
 class GivesFive(HottestFirst):
-    """A dispatch policy of a user, who has not heard of libraries that are stuck."""
+    """A user's dispatch policy that does not know of stuck libraries."""
 
     def window(self, view: View, library: Library) -> int:
         return 5

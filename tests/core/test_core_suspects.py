@@ -27,7 +27,7 @@ def pilot_of(c: Cluster, name: str) -> str:
 
 
 def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
-    """So many pilots that run this call are lost, each after another one has joined."""
+    """This number of pilots that run this call are lost, each after another one has joined."""
     for _ in range(times):
         lost = pilot_of(c, name)
         c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
@@ -218,7 +218,7 @@ def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> Non
 
 
 def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
-    """Fresh eyes found it: with slots a call of 6 s began again with each call beside it that hung, for ever."""
+    """With slots, a call of 6 s began again with each hung call in its library, for ever."""
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
         hangs, library = f"hangs-{n}", c.library(context="room")

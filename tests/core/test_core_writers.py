@@ -21,7 +21,7 @@ OWNERS = {
     "block": (Block,), "call": (Call,), "context": (Context,), "device": (Device,), "library": (Library,),
     "past": (CallPast,), "known": (SourceState, Pilot), "pilot": (Pilot,), "source": (SourceState,), "state": (State,),
 }  # fmt: skip
-"""What the manager's functions call its nouns."""
+"""Names of nouns in the manager's functions."""
 OTHERS = frozenset({
     "manager", "self", "trial", "transfers", "client", "cost", "group", "holder", "gang", "orphan", "inbox", "index",
     "object", "fetch", "peer", "fetch.peer", "other", "changes", "level", "core", "source_then", "leader", "child",
@@ -111,7 +111,7 @@ def fields_of(kind: type) -> set[str]:
 
 
 def found() -> tuple[dict[type, dict[str, set[str]]], list[str]]:
-    """Which files write each field of each noun, and what is written in something of which nothing is known."""
+    """Files that write each field of each noun, and writes to objects of unknown type."""
     writers: dict[type, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     unknown = []
     fields = {kind: fields_of(kind) for kinds in OWNERS.values() for kind in kinds}

@@ -16,7 +16,7 @@ Told = tuple[tuple[str, ...], bool]  # From whom, and whether the origin is read
 
 
 class Peers(Cluster):
-    """A cluster whose pilots serve each other, and what each was told of an object last."""
+    """A cluster whose pilots serve each other, and the last order to each about an object."""
 
     def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
         for name in names:
@@ -61,7 +61,7 @@ class Peers(Cluster):
         return [message for message in mail if isinstance(message, to_pilot.FetchObject)]
 
     def told(self, name: str) -> Told | None:
-        """What it was told last, if anything since somebody asked."""
+        """The last order to it since the last look, if any."""
         orders = self.orders(name)
         return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
 
@@ -72,7 +72,7 @@ def library(peers: Peers) -> Recipe:
 
 
 def leave(peers: Peers, name: str) -> to_pilot.Exit:
-    """A pilot's block is let go; what it is told."""
+    """A pilot's block is released; return the order to it."""
     peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
     peers.by_hand = True
     peers.tell("ana", say.ReleaseBlock("b1"))

@@ -43,7 +43,7 @@ _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a context costs in the toy world, whatever its recipe declares."""
+    """The cost of a context in the toy world, whatever its recipe declares."""
 
     load_s: float = 1.0
     resident_bytes: int = 10**9
@@ -59,7 +59,7 @@ class Toy(Desk):
         self.session = SESSION
         self.latency_s, self.resize_s = latency_s, resize_s
         self.ignore_stops = False
-        """Whether running calls go on when they are told to stop, so that their libraries end with them."""
+        """Whether running calls ignore cancellation, so that their libraries end with them."""
         self.pilots: dict[str, ToyPilot] = {}
         self.links: dict[str, int] = {}  # Which connection of a pilot is up; 0 = none
         self.costs = {"bare": Cost(0.1, 50_000_000)}
@@ -158,7 +158,7 @@ class Toy(Desk):
         self._event(PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
-        """Advice on a context will arrive so long after it is asked for."""
+        """Advice on a context arrives this time after the question."""
         self.advice[key] = after_s, ContextAdvice(**facts)
 
     # ---- the wires

@@ -50,7 +50,7 @@ class ToyLibrary:
         self.devices = order.devices
         self.held_bytes = 0
         self.budget_bytes = order.device_memory_bytes
-        """What it should come to hold of each device; what it holds differs while it waits for that."""
+        """Its target size on each device; its present size differs while it waits for that."""
         self.begun = False
         self.ready = False
         self.stopping = False
@@ -66,7 +66,7 @@ manager gives them again."""
 
 
 class ToyPilot:
-    """One pilot. `toy.after` schedules what it does next; what it says goes through its numbered outbox."""
+    """One pilot. `toy.after` schedules its next steps; its messages go through its numbered outbox."""
 
     def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
         self.toy, self.name, self.devices, self.block = toy, name, devices, block

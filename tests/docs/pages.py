@@ -9,14 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-"""What users read. Decisions and the pages that `make reproduce` writes hold no commands of their own."""
+"""Pages for users. Decisions and the pages that `make reproduce` writes hold no commands."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _PROGRAMS = ("make", "stoker", "cd", "python", "pip", "hf")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `number` counts those of its language on its page, from 0."""
+    """A fenced block; `number` counts blocks of its language on its page, from 0."""
 
     page: str
     language: str
@@ -65,7 +65,7 @@ def without_fences(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link behind `#` may name: the headings, as GitHub and GitLab make anchors of them."""
+    """Possible targets behind `#` in a link: the headings, as GitHub and GitLab make anchors of them."""
     headings = re.findall(r"^#+ +(.*)$", without_fences(text), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}

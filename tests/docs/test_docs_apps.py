@@ -33,7 +33,7 @@ def block(language: str, text: str) -> str:
 
 @pytest.fixture
 def shell(tmp_path):
-    """Runs commands in a folder of their own, where `pip`, `python` and `stoker` are those of this environment."""
+    """Runs commands in another folder, with `pip`, `python` and `stoker` of this environment."""
     tools, site = tmp_path / "tools", tmp_path / "installed"
     tools.mkdir()
     options = f"--quiet --no-deps --no-build-isolation --no-index --target {site}"
@@ -124,7 +124,7 @@ class Package:
 
 @pytest.fixture
 def declare(monkeypatch, tmp_path):
-    """Declares entry points beside those that are installed. Modules are looked for in the test's folder, too."""
+    """Declares entry points in addition to the installed ones. Modules are looked for in the test's folder, too."""
     extra: list[EntryPoint] = []
     monkeypatch.syspath_prepend(tmp_path)
 

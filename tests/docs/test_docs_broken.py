@@ -38,7 +38,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
 
 @pytest.fixture(scope="module")
 def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
-    """What `stoker explain --json` and `stoker explain` say of the call of each broken program, all in one session."""
+    """The output of `stoker explain --json` and `stoker explain` for the call of each broken program, one session."""
     environ = {**os.environ, "STOKER_SESSION": up.name}
     programs = {
         way: subprocess.Popen(

@@ -77,7 +77,7 @@ SHORT = "--seeds 1 --set workload.inputs=200 --set outputs.plots=false --set out
 
 
 class Place:
-    """A folder to run in, with a state folder of its own and `stoker` on the path."""
+    """A folder to run in, with its own state folder and `stoker` on the path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Place:
         }
 
     def run(self, command: str, *, limit_s: float = 90) -> str:
-        """What a command prints that ends well."""
+        """The output of a command that succeeds."""
         done = self.try_to_run(command, limit_s=limit_s)
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout

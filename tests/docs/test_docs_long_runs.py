@@ -25,7 +25,7 @@ COMMANDS = [
 
 
 class Place:
-    """A folder with the page's program, and a state folder of its own."""
+    """A folder with the page's program, and its own state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

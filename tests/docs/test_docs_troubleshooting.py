@@ -17,7 +17,7 @@ from stoker.site import Environment, Pilot, Policy, Provider, Session
 TEXT = text_of("docs/troubleshooting.md")
 FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker", "src/stoker/protocol")
 LEAST = 10
-"""A message is of so many characters at least, beside what differs."""
+"""Fewest characters of a message, without its variable parts."""
 
 
 def quoted() -> list[str]:
@@ -31,7 +31,7 @@ def quoted() -> list[str]:
 
 @functools.cache
 def said() -> list[str]:
-    """Every text of the code, with `…` for what is put into it."""
+    """Every text of the code, with `…` for its variable parts."""
     found: list[str] = []
     for folder in FOLDERS:
         files = (ROOT / folder).glob("*.py") if folder == "src/stoker" else (ROOT / folder).rglob("*.py")

@@ -31,13 +31,13 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to see it."""
+        """The environment of a process that sees it."""
         paths = [str(FOLDER), str(FOLDER.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {"STANDIN_NVML": str(self.file), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def take(size: float, *, uuid: str = "") -> None:
-    """In a library: take so much memory of its GPU, as far as the stand-in is concerned."""
+    """In a library: take this much memory of its GPU in the stand-in."""
     uuid = uuid or os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]
     file = Path(os.environ["STANDIN_NVML"]).parent / "use.d" / str(os.getpid())
     draft = file.parent.parent / f"use-{os.getpid()}"
@@ -46,7 +46,7 @@ def take(size: float, *, uuid: str = "") -> None:
 
 
 def load() -> Any:
-    """A new copy of the stand-in, as a module of its own."""
+    """A new copy of the stand-in, as a separate module."""
     spec = spec_from_file_location("standin_pynvml", FOLDER / "pynvml.py")
     if spec is None or spec.loader is None:
         raise ImportError(FOLDER)

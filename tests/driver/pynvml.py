@@ -66,7 +66,7 @@ _HANG_S = 3600.0
 
 
 class NVMLError(Exception):
-    """What every question may raise."""
+    """Errors that every query may raise."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)

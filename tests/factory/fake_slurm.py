@@ -29,7 +29,7 @@ class FakeSlurm:
         return {"PATH": f"{self.bin}:{os.environ['PATH']}", "FAKE_SLURM": str(self.folder)}
 
     def fault(self, command: str, **how: Any) -> None:
-        """What this command does wrong from now on; nothing of it: it works again."""
+        """The fault of this command from now on; empty: it works again."""
         file = self.folder / f"{command}.fault"
         if not how:
             file.unlink(missing_ok=True)

@@ -133,7 +133,7 @@ COMMANDS = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "scontrol": 
 
 
 def jobs():
-    """All jobs; those that run as processes as far as they have come."""
+    """All jobs; the ones that run as processes at their present state."""
     found = []
     for name in sorted(os.listdir(FOLDER)):
         if name.startswith("job-"):

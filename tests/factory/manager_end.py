@@ -38,7 +38,7 @@ class ManagerEnd:
     # ---- the manager
 
     def open(self) -> None:
-        """Listen at an address of its own, and say where."""
+        """Listen at its own address, and print it."""
         self.doors = Doors(self.folder)
         key = self.folder.read_key("server").public
         self.folder.write(SessionFile("k3v9", wire.VERSION, self.doors.address, key))

@@ -149,7 +149,7 @@ B0, B1 = BlockId("b0"), BlockId("b1")
 
 
 class Place:
-    """A session's folder, and what stands in for a pilot: a program with a pilot's command line."""
+    """A session's folder, and a program with a pilot's command line."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

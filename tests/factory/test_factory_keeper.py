@@ -21,7 +21,7 @@ B0, B1, B2 = (BlockId(f"b{n}") for n in range(3))
 
 
 class Desk:
-    """A keeper, what it works with, and what it has said."""
+    """A keeper, its parts, and its messages."""
 
     def __init__(self) -> None:
         self.batch = ToyBatch()
@@ -302,7 +302,7 @@ def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
 
 
 def until_submitted(desk: Desk, *, times: int) -> list[float]:
-    """The pauses before each of so many more submissions; stops where nothing is to be done any more."""
+    """The pauses before this number of further submissions; stops when the keeper has nothing more to do."""
     pauses, since = [], desk.clock.now
     for _ in range(200):
         if len(pauses) == times or (wait := desk.keeper.due_in()) is None:

@@ -69,7 +69,7 @@ class LimitedBatch(ToyBatch):
 
 
 class World:
-    """So many keepers of one batch system, in virtual time."""
+    """This number of keepers of one batch system, in virtual time."""
 
     def __init__(self, *, sources: int) -> None:
         self.clock = Clock()

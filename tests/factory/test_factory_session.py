@@ -94,7 +94,7 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def running(folder: Path, module: str) -> list[psutil.Process]:
-    """The processes that run a module. A child of one shows its parent's words until it runs a command of its own."""
+    """The processes that run a module. A child shows its parent's command line until it runs its own command."""
     found = []
     for process in processes_of(folder):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A factory's start: what it waits for, and that every wait ends."""
+"""A factory's start: its waits, and that each one ends."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: p
 
 
 class Running:
-    """A factory on a thread of its own; it ends with the session."""
+    """A factory on another thread; it ends with the session."""
 
     def __init__(self, manager: ManagerEnd, *sites: Site) -> None:
         self._manager = manager
@@ -198,7 +198,7 @@ def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def let_go(file: Path) -> None:
-    """Whoever waits for what is in it finds nothing, and goes on."""
+    """Threads that wait for its content find nothing, and continue."""
     writer = os.open(file, os.O_RDWR)
     file.unlink()
     file.touch()

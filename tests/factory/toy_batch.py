@@ -20,7 +20,7 @@ class Clock:
 
 
 class ToyBatch:
-    """`down`: what it says instead of answering."""
+    """`down`: its error instead of an answer."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}

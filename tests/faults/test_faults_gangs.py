@@ -141,7 +141,7 @@ def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps
 
 
 def late_to_meet(context, number, folder):
-    """`work`, by ranks that were told to run and do not meet before the file `go` is there."""
+    """`work`, by ranks with orders to run that do not meet before the file `go` exists."""
     (Path(folder) / f"told-{os.getpid()}").touch()
     while not (Path(folder) / "go").exists():
         time.sleep(0.01)

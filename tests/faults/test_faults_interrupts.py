@@ -44,7 +44,7 @@ print("ended", flush=True)
 
 
 def interrupt(program, *, times=1):
-    """Ctrl-C, once or more often; what the program says until it ends, and how long that takes."""
+    """Press Ctrl-C once or more; return the program's output until it ends, and the seconds."""
     started = time.monotonic()
     for turn in range(times):
         try:

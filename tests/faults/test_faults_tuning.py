@@ -70,7 +70,7 @@ def place(world: World) -> Path:
 
 
 def stoker(place: Path, *arguments: str) -> str:
-    """What the command says to somebody in the same folder."""
+    """The command's output for another process in the same folder."""
     return subprocess.run(command(*arguments), cwd=place, capture_output=True, text=True, check=True).stdout
 
 
@@ -110,7 +110,7 @@ def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, plac
 
 
 def check_result(folder: Path, job: dict[str, Any], *, iterations: int) -> None:
-    """The tuned prompt is there, and PEFT's; each evaluation was made once; the report says what took how long."""
+    """The tuned prompt is there, and PEFT's; each evaluation was made once; the report shows the time of each part."""
     import safetensors.torch
 
     assert job["job"]["phase"] == "done"

@@ -17,7 +17,7 @@ from polling import PATIENCE_S, polls
 T = TypeVar("T")
 
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
-"""What pilots keep on their disk for the next session (`stoker caches`), and the lock of those folders."""
+"""Objects on pilots' disks for the next session (`stoker caches`), and the lock of those folders."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,7 +45,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
-    """Send a signal to processes, those that are still there."""
+    """Send a signal to the living ones of these processes."""
     for pid in pids:
         try:
             os.kill(pid, how)
@@ -96,7 +96,7 @@ class World:
         return list(self.scratch.glob("stoker-*/pilot-*"))
 
     def left(self, *, folders: bool = True) -> list[str]:
-        """What is still there: processes and, if asked, what lies on pilots' disks, but for what stays on purpose."""
+        """Leftovers: processes and, if wanted, files on pilots' disks, except the ones that stay on purpose."""
         there = [f"{pid}: {' '.join(command_of(pid))}" for pid in self.processes()]
         places = [str(place) for place in self.scratch.glob("stoker-*/*") if place.name not in STAYS]
         return there + (places if folders else [])
@@ -134,7 +134,7 @@ class World:
             time.sleep(0.02)
 
     def start(self, code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
-        """Run a program of this text in a process of its own, in a file, as a user would."""
+        """Run a program of this text as a user would: from a file, in another process."""
         place = folder or self.path
         file = place / "program.py"
         file.write_text(code)
@@ -155,7 +155,7 @@ class World:
 
 
 def _only(pids: list[int]) -> int:
-    """The one among processes that the others were forked from; 0 if there is none, or several."""
+    """The process that forked the others; 0 if none or several."""
     leaders = _leaders(pids)
     return leaders[0] if len(leaders) == 1 else 0
 
@@ -174,7 +174,7 @@ def _parent(pid: int) -> int:
 
 
 def count_lines(path: Path) -> dict[str, int]:
-    """How often each line stands in a file: what calls that append to it have done."""
+    """How often each line is in a file that calls append to."""
     found: dict[str, int] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         found[line] = found.get(line, 0) + 1

@@ -75,7 +75,7 @@ def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
 
 
 def test_a_pilot_goes_on_and_calls_run(tmp_path: Path) -> None:
-    """What its manager sends is damaged, and no frame of it can be read."""
+    """The manager's messages are damaged, and no frame of it can be read."""
     manager = FakeManager(tmp_path)
     try:
         process = manager.start_pilot()

@@ -14,7 +14,7 @@ from benchmarks.reliability import fuzz_manager
 SEEDS = 8
 EVENTS = max(300, int(os.environ.get("STOKER_FUZZ_EVENTS", "0")) // SEEDS)
 A_SESSION = 2000
-"""A session that has had so many random events begins anew."""
+"""Random events after which a new session begins."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -50,7 +50,7 @@ def headless(profile: Path) -> Iterator[BrowserPage]:
 
 
 class BrowserPage:
-    """A page of a browser. `errors`: exceptions of its scripts, and what it has told its console as an error."""
+    """A page of a browser. `errors`: exceptions of its scripts, and errors on its console."""
 
     def __init__(self, out: BinaryIO, come: BinaryIO) -> None:
         self._out = out
@@ -79,7 +79,7 @@ class BrowserPage:
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def value(self, script: str) -> Any:
-        """What an expression in the page's own language comes to."""
+        """The value of an expression of JavaScript."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")

@@ -83,7 +83,7 @@ class RunningGateway:
             write_tiny_model(folder / "models" / "tiny")
 
     def start(self, *options: str) -> None:
-        """Start it; the first time on a port that nobody else gets, later on the one that the gateway has kept."""
+        """Start it: the first time on a reserved port, later on the port that the gateway has kept."""
         self.said = []
         if self._process is None and not {"--port", "--uds"} & set(options):
             options = (*options, "--port", str(free_port()))

@@ -33,7 +33,7 @@ SAID = {
 
 
 def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
-    """What streams have shown that came at random moments and were served in turn, by so many servers."""
+    """Measurements of streams that came at random moments and were served in turn by this number of servers."""
     draw, first, free, waiting, now = random.Random(seed), FirstTokens(), [0.0] * servers, [], 0.0
     for _ in range(count):
         now += draw.expovariate(1 / gap_s)

@@ -33,7 +33,7 @@ SLEEPS = "import time; time.sleep(60)"
 
 
 class Room:
-    """What the system has no room for, each until it is let in."""
+    """Resources without room, each until it is released."""
 
     def __init__(self) -> None:
         self.lacking: dict[str, int] = {}
@@ -46,7 +46,7 @@ class Room:
 
 
 class SmallBatches(Batches):
-    """Batches whose `stoker batch` is a small program, with what they need room for."""
+    """Batches whose `stoker batch` is a small program, with their needs."""
 
     def __init__(self, folder: Path, room: Room, program: str) -> None:
         super().__init__(folder / "batches", CrowdedStore(folder / "files", room), models=Path("m.toml"), session="s")

@@ -86,7 +86,7 @@ def ask(gateway, kind, **options):
 
 
 def libraries(world):
-    """The libraries that were ever started: each has a log of its own."""
+    """All libraries ever started: each has its own log."""
     return sorted({path.name for path in world.path.rglob("lib-*.log")})
 
 

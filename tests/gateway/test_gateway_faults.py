@@ -54,7 +54,7 @@ def test_status_shows_the_models_that_are_served(gateway):
     assert re.search(r"gone +cannot be used: ", said)
 
     def models():
-        """What the gateway has noted of them, once that is of after the stream."""
+        """The gateway's record of them, once it includes the stream's end."""
         (note,) = json.loads(status_of(gateway, "--json"))["gateways"]
         return note["models"] if note["models"][0]["ttft_s"] is not None else None
 

@@ -50,7 +50,7 @@ def beside(gateway):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate of this machine, signed by itself, and its key."""
+    """A self-signed certificate of this machine, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes a certificate, is not installed")
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -67,7 +67,7 @@ def client_of(url, **options):
 
 
 def answer_of(client):
-    """What the model says, whole; in pieces it says the same."""
+    """The model's answer in one piece; the streamed answer is the same."""
     text = client.chat.completions.create(**BODY).choices[0].message.content
     pieces = client.chat.completions.create(**BODY, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text

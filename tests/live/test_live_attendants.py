@@ -145,7 +145,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """A manager that tells of a silent factory soon, and whose factory does not get the session's lock."""
+    """A manager that reports a silent factory soon, and whose factory does not get the session's lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]

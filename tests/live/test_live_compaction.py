@@ -87,7 +87,7 @@ class Work:
         self.results: dict[int, bytes] = {}
         self.received = self.submitted = self.acked = 0
         self.frames: list[bytes] = []
-        """Of the client, those that are not acknowledged."""
+        """The client's frames without acknowledgement."""
         self.ended: list[tuple[int, bytes, list[int]]] = []
         """Of the pilot, with the calls that end in each."""
         self.library = 0

@@ -61,7 +61,7 @@ def many_files() -> Iterator[None]:
 
 
 class Strangers:
-    """So many connections to an address that never say a word; one that is cut comes again."""
+    """This number of silent connections to an address; a closed one reconnects."""
 
     def __init__(self, address: str, count: int) -> None:
         self._where = split_address(address.removeprefix("tcp://"))

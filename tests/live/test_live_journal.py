@@ -289,7 +289,7 @@ def test_a_damaged_end_that_was_not_cut_off_is_a_hole(tmp_path: Path) -> None:
 
 
 class Managed:
-    """A journal with what its managers decided, as they write it."""
+    """A journal with its managers' decisions, as they write it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""An unwritable journal pauses the session: the manager answers questions and continues by itself."""
+"""An unwritable journal pauses the session: the manager answers queries, and continues once it can write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CODE = bytes(20_000)
 
 
 def limit(pid: int, size: int) -> None:
-    """No file that this process writes may grow beyond so many bytes: the kernel takes a part of a write, then none."""
+    """Limit the files that this process writes: the kernel takes a part of a write, then none."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, ENDLESS))
 
 

@@ -103,7 +103,7 @@ def test_a_session_replays_with_the_same_decisions(manager: Manager, peers: Peer
 
 
 class Coldest(HottestFirst):
-    """Gives nobody a backlog: other decisions from the first short call on."""
+    """Gives no library a backlog: other decisions from the first short call on."""
 
     def window(self, view: object, library: object) -> int:  # type: ignore[override]
         return 1

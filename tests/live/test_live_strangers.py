@@ -245,7 +245,7 @@ TURN_S = 0.1
 
 
 def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
-    """The peers that are given up while the manager reads nothing for so long."""
+    """The peers that are given up while the manager reads nothing for this time."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
         watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)

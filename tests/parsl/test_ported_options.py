@@ -91,7 +91,7 @@ def test_a_block_that_is_scaled_in_is_cancelled_when_its_time_is_over(load, loca
 
 
 class Elsewhere(Staging):
-    """Stages files of its own scheme from a folder."""
+    """Stages files of a custom scheme from a folder."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

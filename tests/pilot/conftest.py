@@ -38,7 +38,7 @@ def served(manager: FakeManager) -> FakeManager:
 
 @pytest.fixture
 def keyed(manager: FakeManager) -> FakeManager:
-    """A manager whose session has a transfer key, and who answers no want by itself."""
+    """A manager whose session has a transfer key, and which answers wants only on demand."""
     manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
     manager.plans = False
     return manager
@@ -46,7 +46,7 @@ def keyed(manager: FakeManager) -> FakeManager:
 
 @pytest.fixture
 def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
-    """What a job without shared files brings along of a session, whose seed serves."""
+    """The files that a job without shared files brings from a session, whose seed serves."""
     seed = subprocess.Popen(
         [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
     )

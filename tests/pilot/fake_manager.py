@@ -111,7 +111,7 @@ class FakeManager:
         self.folder.write(SessionFile(session="test", protocol=wire.VERSION, address=self._endpoint, server_key=server))
 
     def hang_up(self) -> None:
-        """Listen no more, until `listen`. Nobody else gets the port meanwhile."""
+        """Stop listening until `listen`. The port stays reserved."""
         self.socket.close()
 
     # ---- pilots
@@ -244,7 +244,7 @@ class FakeManager:
         blob: bool | None = None,
         ids: list[int] | None = None,
     ) -> list[int]:
-        """Send calls, new ones or those with these `ids` again; returns their ids."""
+        """Send calls, new ones or again the ones with these `ids`; return their ids."""
         sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
         specs = []
         for id, one in zip(ids or itertools.count(self._calls + 1), arguments, strict=False):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BASE = 60 << 20
-"""What a holder's process takes beside its bytes: a size is this, and the bytes."""
+"""Memory of a holder's process besides its bytes: a size is the sum of both."""
 REFUSES = 1
 """A context refuses a size whose lowest bit is set; all sizes that it takes are even."""
 

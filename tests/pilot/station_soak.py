@@ -42,7 +42,7 @@ DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
 CAPACITY = int(USED_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
-"""Of each device: the pilot is told that a batch system has granted it so much memory."""
+"""Memory of each device that a batch system has granted to the pilot."""
 GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1
 MOST_LIBRARIES, MOST_OPEN = 12, 10
@@ -62,7 +62,7 @@ class Held:
 
 
 class StationSoak:
-    """One run over a pilot. `wrong`: what must not be; `answers`: how operations were answered."""
+    """One run over a pilot. `wrong`: broken rules; `answers`: how operations were answered."""
 
     def __init__(self, manager: FakeManager, *, seed: int) -> None:
         self._manager = manager
@@ -82,7 +82,7 @@ class StationSoak:
         self._heard_at = time.monotonic()
 
     def run(self, operations: int) -> None:
-        """Order so many operations, then an end for all, and wait for every answer."""
+        """Order this number of operations, then the end of all libraries, and wait for every answer."""
         self._manager.start_pilot("--devices", f"cpu:{len(DEVICES)}", **GRANTED)
         facts = self._manager.hello().devices
         if [(each.device, each.memory_bytes) for each in facts] != [(name, CAPACITY) for name in DEVICES]:
@@ -175,7 +175,7 @@ class StationSoak:
         return True
 
     def _room(self, devices: tuple[str, ...]) -> int:
-        """What may still be promised of each of these devices."""
+        """Memory of each of these devices that may still be promised."""
         taken = [
             sum(other.promised for other in self.libraries.values() if device in other.devices and not other.ending)
             for device in devices
@@ -242,7 +242,7 @@ class StationSoak:
 
 
 def record_of(soak: StationSoak, *, seed: int, seconds: float) -> dict[str, Any]:
-    """What was done and what came of it."""
+    """The operations and their results."""
     peaks, _ = soak.board.found()
     loads = sum(count for what, count in soak.answers.items() if what.startswith("load:"))
     resizes = sum(count for what, count in soak.answers.items() if what.startswith("resize:"))

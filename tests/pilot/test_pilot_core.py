@@ -22,7 +22,7 @@ DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any sequence of orders, sane or not, leaves every device with what it has."""
+    """Any sequence of orders, sane or not, leaves every device within its memory."""
 
     def __init__(self) -> None:
         super().__init__()

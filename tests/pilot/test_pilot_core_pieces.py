@@ -38,7 +38,7 @@ def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -
 
 
 def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
-    """What was passed on: the first piece's number, the pieces, and whether an acknowledgement is waited for."""
+    """Passed pieces: the number of the first, the pieces, and whether an acknowledgement is expected."""
     said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
     return [(message.first, message.items, message.waits) for message in said]
 

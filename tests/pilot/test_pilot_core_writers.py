@@ -16,7 +16,7 @@ import stoker.pilot.core
 
 CORE = Path(stoker.pilot.core.__file__).parent
 OUT_TRAY = {("state", "out")}
-"""What is to be said: every file adds to it."""
+"""Outputs that every file may add to."""
 
 WRITERS: dict[str, dict[str, str]] = {
     "library": {

@@ -561,7 +561,7 @@ def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
 
 
 def _leave_a_thread_behind(begins: str) -> None:
-    """It begins, once the call has ended, what lets no other thread run."""
+    """After its call has ended, it starts code that holds the interpreter lock."""
 
     def late() -> None:
         time.sleep(0.5)

@@ -36,7 +36,7 @@ def start(manager: FakeManager, tmp_path: Path) -> Start:
 
 
 def takes(size: float) -> Callable[[], str]:
-    """A loader that takes so much of its GPU, and says what it sees of GPUs."""
+    """A loader that takes this much of its GPU, and reports the GPUs that it sees."""
 
     def load() -> str:
         import os
@@ -58,7 +58,7 @@ def resized(manager: FakeManager, library: int = 1) -> list[int]:
 
 
 def measures(manager: FakeManager) -> list[int]:
-    """What the last heartbeat says that libraries use of their GPUs."""
+    """The libraries' use of their GPUs by the last heartbeat."""
     return [use.device_bytes for use in manager.heartbeats[-1].libraries] if manager.heartbeats else []
 
 

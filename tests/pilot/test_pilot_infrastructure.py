@@ -48,7 +48,7 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 
 def find(act: Callable[[], Any], place: Place = HERE) -> str:
-    """What is found of the exception that this raises; empty: it is the user's own."""
+    """The verdict on the exception that this raises; empty: it is the user's own."""
     found = find_infrastructure_cause(caught(act), place)
     return found.row.means if found is not None else ""
 
@@ -77,7 +77,7 @@ def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
 
 
 def test_chains() -> None:
-    """A cause counts, for the user names it. What was handled when another exception came up does not."""
+    """A cause counts, for the user names it. An exception that was merely being handled does not."""
 
     def again() -> None:
         try:
@@ -301,7 +301,7 @@ def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> Non
 
 
 def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
-    """NumPy says of every short write that so many were written: only a disk that is nearly full proves more."""
+    """NumPy gives a count for every short write: only a nearly full disk proves more."""
     numpy = pytest.importorskip("numpy")
     (tiny / "others").write_bytes(bytes(600_000))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -360,7 +360,7 @@ INVALID = NCCL.format(
     said="invalid usage", name="ncclInvalidUsage", more="This usually reflects invalid usage of NCCL library."
 )
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26518"
-"""What two ranks of PyTorch 2.13 say when one of them ends."""
+"""Messages of two ranks of PyTorch 2.13 when one of them ends."""
 
 
 @pytest.mark.parametrize(

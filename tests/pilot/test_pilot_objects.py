@@ -25,7 +25,7 @@ from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
 
 class Other:
-    """A second pilot of the same session, with a manager's side of its own and a cache of its own."""
+    """A second pilot of the same session, with its own manager's side and cache."""
 
     def __init__(self, first: FakeManager, folder: Path) -> None:
         folder.mkdir()
@@ -60,7 +60,7 @@ def wanting(ref: ObjectRef) -> Any:
 
 
 def gone_from_here(ref: ObjectRef) -> ObjectRef:
-    """The same object, as if it came from where nobody here can look."""
+    """The same object, from an origin that this host cannot see."""
     return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
 
 
@@ -226,7 +226,7 @@ def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, bi
 
 @pytest.fixture
 def carried(keyed: FakeManager, sandbox: Path) -> FakeManager:
-    """A pilot with a copy of what a job brings along, and the session's seed."""
+    """A pilot with a copy of a job's files, and the session's seed."""
     keyed.start_pilot("--session", str(sandbox), "--devices", "cpu:2")
     keyed.hello()
     return keyed

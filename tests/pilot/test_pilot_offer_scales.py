@@ -55,7 +55,7 @@ class Pilot:
         self.shell.forget()
 
     def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
-        """The manager offers library 1 a call; what the agent says of it, which the core is told."""
+        """The manager offers library 1 a call; return the agent's answer, which goes to the core."""
         spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)

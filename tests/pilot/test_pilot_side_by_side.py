@@ -41,7 +41,7 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
 
 
 def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
-    """It waits until there is a file `until`, and until so many calls have begun."""
+    """It waits until the file `until` exists, and until this number of calls have begun."""
     import os
     import time
 

@@ -23,7 +23,7 @@ Find = Callable[..., GrantedDevices]
 
 @pytest.fixture
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
-    """What a pilot finds on a machine with so many GPUs, cores and bytes of memory."""
+    """A pilot's findings on a machine with these numbers of GPUs, cores and bytes of memory."""
 
     def ask(
         wanted: str, *, gpus: int = 1, cores: int = 16, memory: int = 100 * GB, gpu_cores: int = 2
@@ -101,7 +101,7 @@ def test_a_gpu_keeps_one_core_at_least() -> None:
 
 
 def _seen() -> tuple[str, list[int], str]:
-    """What a library sees of its place."""
+    """A library's view of its folders and devices."""
     return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
 
 

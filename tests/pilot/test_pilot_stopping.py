@@ -107,7 +107,7 @@ async def waits(begun: str) -> None:
 
 
 def runs(model: Any, least: int) -> int:
-    """Wait until so many requests are in the engine."""
+    """Wait until this number of requests are in the engine."""
     import time
 
     while model.batch_load().running < least:

@@ -46,7 +46,7 @@ Span = tuple[str, float, float]
 
 
 class Workers:
-    """Worker processes over one board; those that are left are killed at the end."""
+    """Worker processes over one board; living ones are killed at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.board = folder / "turns"

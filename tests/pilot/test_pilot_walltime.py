@@ -89,7 +89,7 @@ def test_what_commands_say(
 
 
 def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its job id may be that of the whole array, of which squeue shows every task."""
+    """Its job id may name the whole array, of which squeue shows every task."""
     text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
     said = observing.ask_batch_system({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})

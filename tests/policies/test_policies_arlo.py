@@ -357,7 +357,7 @@ def drawn_demands(of: Problem) -> list[RuntimeDemand]:
 
 
 def cost(served: int, count: int, request_s: float) -> float:
-    """What `served` requests wait and take at so many instances, which answer one after the other (eqs 1 and 6)."""
+    """Wait and run times of `served` requests at this number of instances, which serve in series (eqs 1 and 6)."""
     if served == 0:
         return 0.0
     return inf if count == 0 else served * request_s * (max(1.0, served / count) + 1) / 2

@@ -94,7 +94,7 @@ class _Watched:
 
 
 class _Pickler(snapshot._Pickler):
-    """Writes a queue as what waits in it: it forgets those that have left when it is next read."""
+    """Writes a queue as the list of its waiting calls: it drops the others when it is next read."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):

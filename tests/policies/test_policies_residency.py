@@ -374,7 +374,7 @@ SMALL = 1 << 30
 
 @pytest.fixture
 def packed(cluster: Make) -> Cluster:
-    """Two calls on one device, that of b came later; then a second pilot joins, which is free."""
+    """Two calls on one device, b's came later; then a second pilot joins, which is free."""
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
     c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
     assert c.library(context="a").devices == c.library(context="b").devices

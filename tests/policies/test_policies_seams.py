@@ -282,7 +282,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 class ColdestFirst(HottestFirst):
-    """A user's order: what has been idle for longest works next, and nothing else is asked."""
+    """A user's order: the library idle for longest works next, and no other is considered."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         return tuple(context.idle.values())
@@ -341,7 +341,7 @@ def is_private(name: str) -> bool:
 
 
 def trespasses(text: str) -> Iterator[str]:
-    """Private names of other classes that a module uses: of its own base classes, or of any object but self."""
+    """Private names of other classes that a module uses: of its base classes, or of any object but self."""
     tree = ast.parse(text)
     for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         nodes = list(ast.walk(kind))

@@ -44,7 +44,7 @@ class Lab(Cluster):
     def ask(
         self, *names: str, context: str = "a", prompt: int = 100, output: int = 100, objective: Objective = SOON
     ) -> Lab:  # fmt: skip
-        """Calls come, one after the other; what steps take is known on every kind of device."""
+        """Calls come in series; step times are known on every kind of device."""
         for name in names:
             self.call(
                 name, context=context, features=Features(1, prompt, output, 0.0), objective=objective
@@ -160,7 +160,7 @@ def test_the_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
 
 
 def neighbours(*, others: int) -> Lab:
-    """`a` with two calls and `b` with so many on a device that is full."""
+    """`a` with two calls and `b` with this number on a device that is full."""
     lab = Lab().models("a", "b").pilot_of("cpu", "cpu", memory="10.6 GB").ask("1", "2", prompt=400, output=100)
     lab.started("cpu")
     lab.forget()

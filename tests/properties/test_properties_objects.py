@@ -113,7 +113,7 @@ class Transfers(RuleBasedStateMachine):
     @precondition(lambda self: self.near())
     @rule(chance=chances)
     def does_not_find_it_in_its_cache(self, chance: Any) -> None:
-        """One that shares a cache says that a source failed it, whatever it has been told of it since."""
+        """A pilot that shares a cache reports that a source failed it, in spite of later orders."""
         name, near = chance.choice(self.near())
         ref = chance.choice(sorted(self.swarm.pilots[name].getting))
         self.swarm.report(name, say.FetchFailed(ref, (near,), reason="it is not there"))
@@ -139,7 +139,7 @@ class Transfers(RuleBasedStateMachine):
         self.swarm.check()
 
     def everybody_is_served_in_the_end(self) -> None:
-        """Whoever comes now, sees the origin and reaches others gets everything."""
+        """A pilot that comes now, sees the origin and reaches others gets everything."""
         fresh: list[SwarmPilot] = []
         for n in range(3):
             self.swarm.join(f"last{n}")

@@ -128,7 +128,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(between=st.booleans())
     def greet(self, between: bool) -> None:
-        """Say hello: it lists what the manager believes, and orders of before it is answered count for nothing."""
+        """Send hello with the manager's beliefs; orders from before its answer do not count."""
         self.pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
         listed = {number: list(library.held) for number, library in state.libraries.items()}
@@ -148,7 +148,7 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     def some(self, number: int, every: int) -> list[int]:
-        """Calls that a process could speak of: of those that it was sent, and one that was never sent."""
+        """Calls that a process could report: some of its calls, and one that it never received."""
         return [*tuple(self.believed.get(number, ()))[::every], 10**9]
 
     @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())
@@ -169,7 +169,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
     def give_pieces(self, number: int, run: int, count: int, taken: int) -> None:
-        """A call yields, and its client acknowledges some of what it has."""
+        """A call yields, and its client acknowledges a part of the pieces."""
         library = self.pilot.core.state.libraries.get(LibraryId(number))
         for call, window in list(library.streams.items())[:1] if library is not None else ():
             first = window.first + len(window.items) if run == window.run else 0

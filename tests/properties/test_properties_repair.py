@@ -110,7 +110,7 @@ class Forgetful(Toy):
 
 
 def before(pilot: ToyPilot) -> say.PilotHello:
-    """A pilot's hello as its agent makes it: what its unacknowledged frames tell has not happened yet."""
+    """A pilot's hello as its agent makes it: the events in its unacknowledged frames have not happened yet."""
     hello = pilot.hello()
     libraries = {facts.library: facts for facts in hello.libraries}
     for frame in reversed(pilot.outbox.unacked()):

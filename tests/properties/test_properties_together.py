@@ -34,7 +34,7 @@ LATE = frozenset({
     "frame of a pilot before the hello that it was asked for",
     "resize that the manager did not order",  # it was ordered again after a hello, and answered twice
 })  # fmt: skip
-"""What may be refused, because it comes late or twice."""
+"""Messages that may be refused, because they come late or twice."""
 
 names = st.sampled_from(("p0", "p1", "p2"))
 places = st.integers(0, 3)
@@ -103,7 +103,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names, context=st.sampled_from(("once", "small")), loses_orders=st.sampled_from((False, False, True)))
     def reconnect(self, name: str, context: str, loses_orders: bool) -> None:
-        """A connection is replaced, which the manager does not see: orders of before it may come behind the hello."""
+        """A connection is replaced, unseen by the manager: earlier orders may come after the hello."""
         pilot = self.pilot(name)
         if pilot.is_connected and not pilot.is_over:
             self.submit(context, 3)
@@ -182,7 +182,7 @@ class Cores(RuleBasedStateMachine):
             self.cluster.all_arrives()
 
     def agree(self) -> None:
-        """Both sides know of the same libraries, the calls in them, and what they should come to hold."""
+        """Both sides know of the same libraries, the calls in them, and their target sizes."""
         pilots = self.cluster.core.state.pilots
         for pilot in self.cluster.wired.values():
             if pilot.is_over:

@@ -80,7 +80,7 @@ def policies() -> Policies:
 
 
 class Process(ModelProcess):
-    """A library's process. What it was told to do of its memory and of its end it has done when `settle` comes."""
+    """A library's process. It has carried out orders on its memory and its end when `settle` comes."""
 
     def __init__(self, pilot: Wired, ordered: to_pilot.StartLibrary) -> None:
         super().__init__(ordered.library, pilot.queue.handle)
@@ -122,7 +122,7 @@ class Process(ModelProcess):
         self.exits, self._signal = True, signal
 
     def settle(self) -> None:
-        """What it was told to do is done."""
+        """It carries out its orders."""
         for size in self._resizes:
             self.memory_bytes = size
             self.say(to_agent.Resized(size))
@@ -163,13 +163,13 @@ class Wired:
         self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
 
     def cut(self) -> None:
-        """The connection breaks: what is on its way is lost."""
+        """The connection breaks: messages in transit are lost."""
         self.is_connected = False
         self.up.clear()
         self.down.clear()
 
     def hear(self) -> bool:
-        """The next order arrives. False: there is none."""
+        """The next order arrives. False: none is left."""
         if not self.down:
             return False
         order = self.down.popleft()
@@ -258,7 +258,7 @@ class Wired:
         self._flush()
 
     def works(self, *, ends: int = 1) -> None:
-        """Its processes load, run so many calls each, and do what they were told to do."""
+        """Its processes load, run this number of calls each, and carry out their orders."""
         for process in list(self.processes.values()):
             process.load()
             for _ in range(ends):
@@ -286,7 +286,7 @@ class Wired:
 
 
 class Together(Cluster):
-    """The manager, the client, and the pilots. What is said between them is on its way until a test has it arrive."""
+    """The manager, the client, and the pilots. Messages between them are in transit until a test lets them arrive."""
 
     def __init__(self) -> None:
         self.wired: dict[str, Wired] = {}
@@ -360,7 +360,7 @@ class Together(Cluster):
                 )
 
     def all_arrives(self) -> None:
-        """What is on its way arrives, and what that leads to, until nothing is."""
+        """Messages in transit arrive, and the messages that follow, until none is left."""
         for _ in range(300):
             moved = False
             for pilot in list(self.wired.values()):

@@ -140,7 +140,7 @@ def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(
 
 
 class Twice(LoadWhereWanted):
-    """Two libraries of a context on a device; each is promised so much."""
+    """Two libraries of a context on a device, with this promise each."""
 
     def __init__(self, *, promise: int, provisioning: KeepBlocks) -> None:
         super().__init__(provisioning=provisioning)
@@ -186,7 +186,7 @@ def together(*streams: list[Arrival]) -> list[Arrival]:
 
 
 def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
-    """The tokens of requests to engines that share a device from the beginning on, each step decided by itself."""
+    """The tokens of requests to engines that share a device from the start, each step decided separately."""
     model = engine()
     engines = [VirtualEngine(StepSeconds(step_times()), model.limits(0)) for _ in range(contexts)]
     times = [

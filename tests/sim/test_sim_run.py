@@ -185,7 +185,7 @@ def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
 
 
 class _Odd(HottestFirst):
-    """A policy that answers with what is no action, or names what is not there."""
+    """A policy that returns an object that is not an action, or names an unknown pilot."""
 
     def __init__(self, answer: object) -> None:
         super().__init__()

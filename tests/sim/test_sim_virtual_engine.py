@@ -35,7 +35,7 @@ LIMITS = st.builds(
 
 
 class Served:
-    """One engine that serves requests by itself, until all have ended."""
+    """One engine that serves requests alone, until all have ended."""
 
     def __init__(self, limits: BatchLimits, requests: Sequence[TimedRequest], *, leap: bool) -> None:
         self.engine = VirtualEngine(StepSeconds(TIMES), limits)

@@ -59,7 +59,7 @@ def test_what_programs_of_tests_inherit():
 
 @pytest.fixture
 def suite(tmp_path):
-    """A folder with this suite's configuration, in which a test writes tests of its own."""
+    """A folder with this suite's configuration, in which a test writes other tests."""
     (tmp_path / "tests").mkdir()
     for name in (
         "conftest.py",

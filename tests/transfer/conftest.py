@@ -35,7 +35,7 @@ def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
 
 @pytest.fixture(scope="session")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Original:
-    """A file of eleven parts and a bit. Nobody changes it."""
+    """A file of eleven parts and a bit, which never changes."""
     path = tmp_path_factory.mktemp("big") / "big.gguf"
     path.write_bytes(os.urandom(11 * PART_BYTES + 1234))
     return Original(path)

@@ -28,7 +28,7 @@ until = partial(peers.until, seconds=WAIT_S)
 
 
 class Original:
-    """What a test's object is made from."""
+    """The source of a test's object."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,7 +89,7 @@ class Host:
 
 
 class Running:
-    """A fetch on a thread of its own."""
+    """A fetch on another thread."""
 
     def __init__(self, fetch: ObjectFetch, *, alone_s: float = float("inf")) -> None:
         self.outcome: FetchOutcome | None = None
@@ -171,7 +171,7 @@ class Between:
 
 
 class Link:
-    """A link of a given speed for all who share it: `carry` is what a relay does to each chunk (see `Between`)."""
+    """A link of a given speed that all connections share: `carry` relays each chunk (see `Between`)."""
 
     def __init__(self, *, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s

@@ -392,7 +392,7 @@ def test_a_disk_that_is_full_ends_it(host: Hosts, big: Original, tmp_path: Path)
 
 
 def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
-    """Let so many bytes pass, and no more until the gate opens. A byte a time says that somebody is there."""
+    """Let this number of bytes pass, and no more until the gate opens, except a byte at a time as a sign of life."""
     if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk

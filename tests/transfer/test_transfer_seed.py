@@ -1,4 +1,4 @@
-"""A session's seed: what it serves and stores, its lifetime, and clients with only Python."""
+"""A session's seed: the files that it serves and stores, its lifetime, and clients with only Python."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class Ranks:
         self._pipes = pipes
 
     def answers(self) -> list[Any]:
-        """What each rank gave or raised; None for one that was killed."""
+        """Each rank's result or exception; None for a killed one."""
         return [_answer(pipe) for pipe in self._pipes]
 
     def first(self, ranks: Sequence[int]) -> Any:
-        """What the first of these processes to end gave or raised."""
+        """The result or exception of the first process to end."""
         ended = wait([self._pipes[rank] for rank in ranks], LIMIT_S)
         return _answer(ended[0]) if ended else None
 

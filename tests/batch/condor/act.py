@@ -210,7 +210,7 @@ class _Act:
         return False
 
     def _do(self, ad: Ad) -> str:
-        """Act on one job; what is in the way, if anything."""
+        """Act on one job; return the obstacle, if any."""
         status = int(ad["JobStatus"])
         if self._force and status != REMOVED:
             return "not in `X' state to be forcibly removed"

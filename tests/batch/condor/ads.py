@@ -37,19 +37,19 @@ def turn(ad: Ad, status: int, **attributes: Any) -> None:
 
 
 def no_longer_held(ad: Ad) -> dict[str, Any]:
-    """What changes in the ad of a held job that is held no more."""
+    """Changes to the ad of a held job on release."""
     held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
     return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}
 
 
 def value(ad: Ad, name: str, default: Any = None) -> Any:
-    """What an attribute comes to; `default` when it is undefined or an error."""
+    """The value of an attribute; `default` if it is undefined or an error."""
     found = ad.eval(name) if name in ad else None
     return default if found is None or isinstance(found, classad.Value) else found
 
 
 def is_true(ad: Ad, expression: str) -> bool:
-    """Whether an expression is true of this ad. Raises SyntaxError (ValueError, too) for what is none."""
+    """Whether an expression is true of this ad. Raises SyntaxError (ValueError, too) if it is not an expression."""
     return bool(classad.ExprTree(expression).eval(ad) is True)
 
 
@@ -58,7 +58,7 @@ def gpu_name(uuid: str) -> str:
 
 
 def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus: Sequence[dict[str, Any]]) -> Ad:
-    """What a slot of this machine offers: `free` of Cpus, Memory and Disk, and these GPUs."""
+    """The ad of a slot of this machine: the `free` Cpus, Memory and Disk, and these GPUs."""
     ad = Ad(
         {
             "MyType": "Machine", "Name": name, "Machine": machine["name"], "Arch": "X86_64", "OpSys": "LINUX",

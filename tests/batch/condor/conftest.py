@@ -63,7 +63,7 @@ def shared_pool(condor: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def pool(shared_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool on PATH that is there for all tests; each leaves it empty. It has two A10, a TITAN X, and a HasScratch."""
+    """A pool on PATH for all tests; each test leaves it empty. It has two A10, a TITAN X, and a HasScratch."""
     monkeypatch.setenv("PATH", str(shared_pool.bin), prepend=":")
     yield shared_pool
     shared_pool.clear()

@@ -31,7 +31,7 @@ _SHARED_PORT = {
     "SECMAN:2007": "SECMAN:2007:Failed to end classad message.",
     "SECMAN:2011": "SECMAN:2011:Connection closed during command authorization. Probably due to an unknown command.",
 }
-"""What commands say of a schedd that is dead behind a shared_port daemon that is not."""
+"""The commands' error if the schedd is dead and its shared_port daemon is not."""
 
 
 class Pool:
@@ -102,7 +102,7 @@ class Pool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """HTCondor holds the job, which has used so much memory, and has done so for a while."""
+        """HTCondor holds the job, which has used this much memory for a while."""
         with self._queue.change():
             ad = self.ad(job)
             more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}
@@ -146,7 +146,7 @@ class Pool:
         (self.folder / "lost" / name).touch()
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: what runs there is dead, and nothing is heard of it from now on."""
+        """A machine loses its power: its jobs die, and it sends nothing more."""
         self.lose(name)
         for start in self._starts():
             if start["machine"] == name:
@@ -164,7 +164,7 @@ class Pool:
                 shutil.rmtree(start["sandbox"], ignore_errors=True)
 
     def orphans(self) -> list[psutil.Process]:
-        """What still runs of the jobs whose starters were killed."""
+        """Living processes of the jobs whose starters were killed."""
         return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
 
     def _starts(self) -> list[dict[str, Any]]:

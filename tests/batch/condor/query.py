@@ -73,7 +73,7 @@ _NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to conn
 
 
 class Asked:
-    """What the words of the command line ask for. Raises ValueError in the command's words."""
+    """Parse the command line. Raises ValueError with the real command's message."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.ids: list[str] = []

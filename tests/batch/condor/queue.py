@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cl
 CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
 NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
-"""What commands say of a schedd that was killed: its address is still known."""
+"""The commands' error for a killed schedd: its address is still known."""
 
 
 class Id(NamedTuple):
@@ -95,7 +95,7 @@ def schedd_is_up(folder: Path) -> bool:
 
 
 def why_down(folder: Path) -> str:
-    """What commands say of a schedd that does not answer."""
+    """The commands' error for a schedd that does not answer."""
     door = folder / "shared_port"
     said = door.read_text() if door.exists() else ""
     return said or f"CEDAR:6001:{NOBODY}"

@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
 _DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
-"""What a machine's condor_master has below it, besides jobs (`condor_exec.exe` in old versions)."""
+"""Daemons below a machine's condor_master, besides jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -92,7 +92,7 @@ _FOLDERS = ("log", "spool", "execute", "lock", "run")
 
 
 class RealPool:
-    """A pool that runs. The options are those of the stand-in; `rematch_s` is up to HTCondor here."""
+    """A running pool. It takes the stand-in's options; HTCondor chooses `rematch_s`."""
 
     is_real = True
 
@@ -185,7 +185,7 @@ class RealPool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """HTCondor holds the job, which has used so much memory, and has done so for a while."""
+        """HTCondor holds the job, which has used this much memory for a while."""
         self.run("condor_hold", "-reason", reason, job)
         self.wait(job, _HELD)
         held_at = self.ad(job)["EnteredCurrentStatus"] - held_for_s
@@ -246,7 +246,7 @@ class RealPool:
         self._start_master(name)
 
     def orphans(self) -> list[psutil.Process]:
-        """What still runs of the jobs whose starters were killed."""
+        """Living processes of the jobs whose starters were killed."""
         return _running(self._orphans)
 
     def processes(self, job: str) -> list[psutil.Process]:
@@ -271,7 +271,7 @@ class RealPool:
     # ---- daemons
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd and its shadows, which would contend for the jobs with those of the next one; jobs go on."""
+        """Kill the schedd and its shadows, which would compete with the next schedd's for jobs; jobs continue."""
         if shared_port:
             pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_a_user() -> list[str]:
-    """What stands before the command of root: an ordinary user of a namespace, who owns what root owns outside."""
+    """The prefix of root's command: an ordinary user in a namespace, who owns root's files outside."""
     if os.geteuid():
         return []
     user = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000 and each.pw_gid)

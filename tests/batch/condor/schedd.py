@@ -43,7 +43,7 @@ _AMOUNTS = ("Cpus", "Memory", "Disk")
 OWN_DOMAIN = "submit.pool"
 """The domain of users, and of files, that the access point is in."""
 Start = dict[str, Any]
-"""What `start.json` says of a job that runs: `machine`, `claimed` amounts, `gpus`, and how it was started."""
+"""The content of `start.json` of a running job: `machine`, `claimed` amounts, `gpus`, and how it was started."""
 
 
 class Claim(NamedTuple):
@@ -84,7 +84,7 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
 
 
 def sends_files(job: Ad, claim: Claim) -> bool:
-    """Whether a job's files are sent to its machine, and those that it writes back."""
+    """Whether a job's input files are sent to its machine, and its output files back."""
     how = value(job, "ShouldTransferFiles", "IF_NEEDED")
     return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
 
@@ -95,7 +95,7 @@ def _number(taken: Sequence[Start]) -> int:
 
 
 def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
-    """What a job finds in its environment: little. Neither PATH nor HOME."""
+    """A job's environment: without PATH and HOME."""
     given = dict(word.split("=", 1) for word in shlex.split(value(job, "Environment", "")))
     if claim.gpus:
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
@@ -118,7 +118,7 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
 
 
 class TransferError(Exception):
-    """A file of the job cannot be had. `number` is the errno."""
+    """A file of the job is unreadable. `number` is the errno."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"reading from file {path}: (errno {error.errno}) {os.strerror(error.errno or 0)}")
@@ -126,7 +126,7 @@ class TransferError(Exception):
 
 
 def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
-    """Fill the sandbox, and say how the job is to be run: command, folder, where its output goes."""
+    """Fill the sandbox; return the job's command, folder and output file."""
     home = Path(job["Iwd"])
     moved = _transferred(job, machine)
     program = _under(home, str(job["Cmd"]))
@@ -149,7 +149,7 @@ def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
 
 
 def bring_back(job: Ad, sandbox: Path, *, transferred: bool) -> None:
-    """Output of a job that has ended by itself. Without TransferOutput every new file goes back, as in HTCondor."""
+    """Output of a job that has ended. Without TransferOutput every new file is sent back, as in HTCondor."""
     if not transferred:
         return
     home = Path(job["Iwd"])
@@ -290,7 +290,7 @@ class Schedd:
                 psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
 
     def _disconnected(self, ad: Ad, place: Path, start: Start, *, since: float) -> None:
-        """Nobody hears of its machine: the job runs, for all that is known, until its lease is over."""
+        """The machine is silent: the job counts as running until its lease ends."""
         lease_s = int(value(ad, "JobLeaseDuration", 2400))
         if ad["JobStatus"] == RUNNING and time.time() - since > lease_s:
             why = f"Job disconnected too long: JobLeaseDuration ({lease_s} seconds) expired"

@@ -49,7 +49,7 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, go=None):
-    """What the pilot's job was given. With `go`, not before that file is there."""
+    """The grants of the pilot's job. With `go`, not before this file exists."""
     import time
 
     import psutil
@@ -123,7 +123,7 @@ def write(go, number):
 
 
 def machine_of(ad):
-    """The machine that a job runs on: HTCondor takes any of those that suit."""
+    """The machine of a job: HTCondor takes any machine that matches."""
     return ad["RemoteHost"].rstrip("@").rpartition("@")[2]
 
 
@@ -183,7 +183,7 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
 
 
 HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
-"""What a job runs beside its pilot, and what takes more memory than the job asked for."""
+"""A second program of a job, which takes more memory than the job requested."""
 
 
 @pytest.mark.long

@@ -82,7 +82,7 @@ class Commands:
         self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
 
     def ask(self, *command: str, limit_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        """Run a command on the head; what came of it, good or bad."""
+        """Run a command on the head node; return its result, good or bad."""
         environ = {**_clean(), **self.environ}
         return subprocess.run(
             self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
@@ -100,7 +100,7 @@ class Commands:
         return self.run(*command).strip().partition(";")[0]
 
     def job(self, job: str) -> dict[str, str]:
-        """What Slurm knows of a job (`JobState`, `Reason`, `NodeList`, ...); empty: it does not know it."""
+        """Slurm's record of a job (`JobState`, `Reason`, `NodeList`, ...); empty if it is unknown."""
         done = self.ask("scontrol", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
@@ -133,6 +133,6 @@ class Commands:
 
 
 def _clean() -> dict[str, str]:
-    """This process's environment without what steers Slurm's commands, and what marks the processes of a session."""
+    """This process's environment without variables that steer Slurm's commands or mark a session's processes."""
     pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN|STOKER)_")
     return {name: value for name, value in os.environ.items() if not pattern.match(name)}

@@ -18,7 +18,7 @@ _ANSWER_S = 20.0
 
 
 class Handle:
-    """A machine that runs. `alone`: in namespaces of its own."""
+    """A running machine. `alone`: in its own namespaces."""
 
     def __init__(self, name: str, commands: dict[str, list[str]], *, place: Place, alone: bool) -> None:
         self.name = name
@@ -113,7 +113,7 @@ class Handle:
 
 
 def environment(place: Place) -> dict[str, str]:
-    """What the lab's processes inherit: not what the tests run in."""
+    """The environment of the lab's processes, without the tests' own."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(Path.home()),

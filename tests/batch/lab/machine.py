@@ -15,7 +15,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Machine:
-    """The daemons of a machine, and what they left behind."""
+    """The daemons of a machine, and their leftovers."""
 
     def __init__(self, commands: dict[str, list[str]], *, logs: str) -> None:
         self._commands = commands

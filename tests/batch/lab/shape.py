@@ -15,7 +15,7 @@ class LabError(Exception):
 
 
 class Preempt(enum.Enum):
-    """What becomes of a job of `backfill` when one of `main` wants its node."""
+    """The fate of a job of `backfill` when a job of `main` wants its node."""
 
     REQUEUE = "REQUEUE"
     """It goes back into the queue."""
@@ -25,7 +25,7 @@ class Preempt(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a cluster is like."""
+    """The properties of a cluster."""
 
     gpus: tuple[str, ...] = ("a10:1", "a10:1", "titanx:1", "titanx:1")
     cpus: int = 4
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a cluster lies: a folder of its own, and a row of free ports from `port` on."""
+    """The place of a cluster: its folder, and a row of free ports from `port` on."""
 
     root: Path
     port: int
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf of users' commands; the other files of the configuration lie beside it."""
+        """slurm.conf of users' commands; the other configuration files are in the same folder."""
         return self.root / "etc" / "slurm.conf"
 
     @property
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def run(self) -> Path:
-        """Sockets, process ids, and what slurmd keeps of its jobs."""
+        """Sockets, process ids, and slurmd's records of its jobs."""
         return self.root / "run"
 
     @property
@@ -92,11 +92,11 @@ class Place:
 
 
 FIRST_PORT, LAST_PORT = 22_000, 31_900
-"""Between the ports on which sessions listen and those that the kernel gives away."""
+"""Between the ports of sessions and the kernel's ephemeral ports."""
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on; runs that start together begin to look apart."""
+    """The first of `count` free ports in a row; runs that start together begin to look at different places."""
     rows = list(range(FIRST_PORT, LAST_PORT, 50))
     start = os.getpid() % len(rows)
     for first in rows[start:] + rows[:start]:

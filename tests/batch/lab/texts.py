@@ -31,7 +31,7 @@ def files(shape: Shape, place: Place) -> dict[str, str]:
 
 
 def slurm_conf(shape: Shape, place: Place, *, message_s: int = 5) -> str:
-    """What clients read; daemons read the same, but for `message_s`, how long an answer may take."""
+    """The configuration of clients; the daemons' differs only in `message_s`, the longest time for an answer."""
     settings = {**_daemons(shape, place), **_scheduling(shape), **_patience(shape), **_accounting(shape, place)}
     settings["MessageTimeout"] = str(message_s)
     lines = [f"{key}={value}" for key, value in {**settings, **shape.settings}.items()]
@@ -129,7 +129,7 @@ def _nodes(shape: Shape, place: Place) -> list[str]:
 
 
 def _partitions(shape: Shape) -> list[str]:
-    """Jobs of `main` push those of `backfill` aside; `phys` is for the members of an account."""
+    """Jobs of `main` preempt jobs of `backfill`; `phys` is for the members of an account."""
     nodes = ",".join(shape.nodes)
     low = f"PriorityTier=1 PreemptMode={shape.preempt.value} GraceTime={shape.grace_s}"
     return [
@@ -156,7 +156,7 @@ def cgroup_conf(place: Place) -> str:
 
 
 def hosts(shape: Shape) -> str:
-    """/etc/hosts of every machine that has namespaces of its own."""
+    """/etc/hosts of every machine with its own namespaces."""
     lines = ["127.0.0.1 localhost", *(f"{shape.address(machine)} {machine}" for machine in ("head", *shape.nodes))]
     return "\n".join(lines) + "\n"
 
