@@ -3,7 +3,7 @@
 Model A is hot and idle when model B is asked for. B comes from its original file ("nothing"), from a snapshot on the
 local disk, or was asleep. Both are SmolLM2-135M in float32; files are in the page cache.
 
-"nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is
+"nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/063), so "asleep" is
 two processes that a third one tells to sleep and wake (`CausalLM.sleep`, `wake`). On a CPU a sleeping model keeps its
 weights in host memory. "asleep, copied" is nearer to a GPU: each side copies its weights once. That column is judged.
 

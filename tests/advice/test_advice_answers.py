@@ -74,7 +74,7 @@ def program(session: SessionFolder, tmp_path: Path) -> Program:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        # What it imports is not there, and need not be: its source is read, not run.
+        # Its import is missing, and may be: its source is read, not run.
         text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
         exec(compile(text, str(file), "exec"), module.__dict__)
         recipe = RecipeFactory(module.load, {})(model)

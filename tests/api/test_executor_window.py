@@ -142,7 +142,7 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     for _ in range(20):
         calls.take()
     assert calls.fill() == 20
-    calls.end(220, size_bytes=1_000)  # what comes now is small, and so is what will come
+    calls.end(220, size_bytes=1_000)  # this frame is small, and so is the next
     assert calls.fill() > 1_000
 
 

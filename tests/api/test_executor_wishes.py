@@ -50,7 +50,7 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
         else:
             with pytest.raises(ConfigError, match=f"the policy {policy} does not honour .*leave {wish} away"):
                 check_wants(site, wants, honours=honours)
-        check_wants(site, wants, honours=None)  # a session that is joined has a policy of its own
+        check_wants(site, wants, honours=None)  # a joined session has its own policy
 
 
 def test_the_shipped_policies_honour_what_the_page_says() -> None:

@@ -90,7 +90,7 @@ LOAD: dict[str, list[Any]] = {
     **{name: EXECUTOR[name] for name in ("site", "session", "provider", "label", "working_dir", "drain_s", "progress")},
     "run_dir": ["", 3, None],
     "retries": [-1, "2", True, None],
-    # of those that go to Parsl
+    # from Parsl's options
     "strategy": ["nope", 3],
     "max_idletime": ["2 min"],
     "usage_tracking": [9],

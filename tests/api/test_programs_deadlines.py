@@ -58,7 +58,7 @@ def test_a_forecast_is_told_on_the_clock_of_the_program(until):
         time.sleep(0.2)
 
     late().result(PATIENCE_S)
-    late().result(PATIENCE_S)  # what it takes is known from here on
+    late().result(PATIENCE_S)  # its time is known from here on
     futures = [late() for _ in range(8)]
     sent = [until(lambda future=future: future.task_record["exec_fu"]) for future in futures]
     for future in futures:

@@ -62,7 +62,7 @@ def test_a_plan_holds_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here.toml").write_text(SITE)
     said = []
-    for home in ("first", "second", "third"):  # others that want the cores now and then make runs differ: measure anew
+    for home in ("first", "second", "third"):  # other users of the cores make runs differ: measure again
         monkeypatch.setenv("STOKER_HOME", str(tmp_path / home))
         for _ in range(2):
             took_s(tmp_path, 30)

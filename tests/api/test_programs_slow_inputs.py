@@ -387,6 +387,6 @@ def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
         if line == "5\n":  # the next item takes ten minutes
             break
     os.kill(program.pid, signal.SIGINT)
-    _, complaint = program.communicate(timeout=120)  # a fifth of what the next item takes
+    _, complaint = program.communicate(timeout=120)  # a fifth of the time of the next item
     assert "stoker.map stopped: 6 results were taken; to continue, map the items after these" in complaint
     assert complaint.splitlines()[-1] == "KeyboardInterrupt"

@@ -83,7 +83,7 @@ def test_pilot_refuses_a_request_that_would_be_late(tmp_path: Path, until: Calla
         return StokerApp(function, specification=wants, cache=False, **others)(*words)
 
     with stoker.load(site=str(tmp_path / "site.toml"), run_dir=str(tmp_path / "runs")) as session:
-        beside = [ask(name, 60) for name in models]  # what steps take is known after these
+        beside = [ask(name, 60) for name in models]  # step times are known after these
         assert [len(future.result()) for future in beside] == [60, 60]
         begun = {name: tmp_path / f"begun-{name}" for name in models}
         long = [ask(name, tokens, begun[name], function=write_on) for name, tokens in (("one", 1500), ("two", 700))]

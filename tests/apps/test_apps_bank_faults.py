@@ -96,7 +96,7 @@ def test_killed_in_the_middle_of_insertions_nothing_that_was_told_is_lost(tmp_pa
         assert told <= set(bank.layers.candidates)
         assert len(told) + 20 <= len(bank.layers) <= len(told) + 20 + turn + 1
         assert sum(map(len, bank.layers.clusters)) == len(bank.layers)
-    # Nothing holds the lock, and what a dead writer left is in nobody's way.
+    # The lock is free, and a dead writer's files disturb no later one.
     assert bank.insert(Candidate(text="after all"), np.ones(8, dtype=np.float32)).did.value == "added"
     assert open_bank(tmp_path, **OF).layers.clusters == bank.layers.clusters
     assert not list(tmp_path.glob("*.damaged-*"))

@@ -190,7 +190,7 @@ def test_any_cut_is_refused_or_costs_only_insertions_behind_it(tmp_path, cut):
     try:
         found = open_bank(folder, **OF)
     except StokerError as error:
-        assert "cut off" in str(error)  # noqa: PT017  # either is right: what counts is which
+        assert "cut off" in str(error)  # noqa: PT017  # either is right: the test asks which
         assert cut < 0.9
         return
     later = [number for number in range(8) if key_of(f"later {number}") in found.layers]

@@ -230,7 +230,7 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     ids = [line["id"] for line in [*answered, *errors]]
     assert len(set(ids)) == len(ids)
 
-    # Nothing is left to do: the same command begins a run of its own only when it is told to.
+    # Nothing is left to do: the same command begins another run only with --fresh.
     done = subprocess.run([*BATCH, *arguments, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "this run is finished, its results are in run/responses.jsonl" in done.stderr

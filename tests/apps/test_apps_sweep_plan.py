@@ -89,7 +89,7 @@ def test_an_empty_cell_is_no_text_and_is_told_of(files):
 )
 def test_a_bad_sweep_file_is_named(files, change, says):
     path = files(SWEEP.replace(*change))
-    if says is None:  # the unchanged file is fine: what fails above fails for its change
+    if says is None:  # the unchanged file is fine: the failures above come from their changes
         assert read_sweep(path).models[0].name == "small"
         return
     with pytest.raises(ConfigError) as caught:

@@ -219,7 +219,7 @@ def test_an_attempt_of_another_session_is_gone_on_with(context):
     assert isinstance(tuning_order.unpack(start), Saved)
     rest = tune_prompt(context, order_of(start=start))
     assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
-    # What cannot be read costs only time; what is another job's is refused.
+    # An unreadable checkpoint costs only time; another job's is refused.
     assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
         tune_prompt(

@@ -93,7 +93,7 @@ def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_foreca
     # No report came in between: the end does not move with the clock.
     assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
     assert later.restarts == 0
-    # It goes on with one device less.
+    # It continues with one device less.
     alone = picture(listed(state=ListedState.RUNNING, where=("a/lib-1",)))
     again = seen(later, 60, call=sent(progress(90), forecast), of=alone)
     assert (again.restarts, again.devices, again.started_at) == (1, ("a/lib-1",), NOON + 20)

@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How often this step occurs in ten thousand faults, and its function, which returns its victim or an empty text."""
+    """How often this step occurs in ten thousand faults, and its function, which returns its victim or ""."""
 
     share: int
     do: Callable[[Step], str]
@@ -118,7 +118,7 @@ class Chaos:
             while faults is None or self.done.total() < faults:
                 step = next(self._plan)
                 self.steps += 1
-                due = max(due + step.pause_s, time.monotonic() - 5.0)  # what is late is made up for, but not for ever
+                due = max(due + step.pause_s, time.monotonic() - 5.0)  # late steps catch up, but only so far
                 if not self._sleep_until(due, end):
                     return
                 self._check()
@@ -126,7 +126,7 @@ class Chaos:
         finally:
             self._stage.restore(float("inf"))
             time.sleep(0.5)
-            self._stage.restore(float("inf"))  # what was undone may have left a last thing to do
+            self._stage.restore(float("inf"))  # an undone step may have left one more to undo
 
     def _sleep_until(self, due: float, end: float) -> bool:
         while (now := time.monotonic()) < due:

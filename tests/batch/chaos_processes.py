@@ -76,7 +76,7 @@ class Processes:
         kill(pids, signal.SIGSTOP)
 
         def thaw() -> None:
-            kill(pids, signal.SIGCONT)  # `nsenter` stops itself anew when it sees its program stopped
+            kill(pids, signal.SIGCONT)  # `nsenter` stops itself again when it sees its program stopped
             self._stage.hold("nsenter", 0.5, lambda: kill(pids, signal.SIGCONT))
 
         self._stage.hold("all frozen", seconds, thaw)

@@ -142,7 +142,7 @@ def mapped(found: Found) -> None:
                 number += 1
         except Exception as error:
             found.failure("map", number, error)
-            found.asked["map"] = number + 1  # those behind it were taken back
+            found.asked["map"] = number + 1  # calls queued after them were taken back
 
 
 # ---- calls of several kinds at a time

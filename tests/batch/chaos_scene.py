@@ -42,7 +42,7 @@ class Scene:
         chaos_clocks.install(small.packages, self.clocks, (HEAD, *cluster.shape.nodes))
         self._python = small.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
-        for machine in cluster.machines.values():  # shared memory of its own, in which only the session leaves anything
+        for machine in cluster.machines.values():  # private shared memory, in which only the session leaves anything
             subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
         self.session = self._up()
         self.folder = disk / "session"

@@ -53,7 +53,7 @@ class Scheduler:
             "commands": Way(250, self._spoil_commands),
         }
 
-    # ---- jobs and nodes: whoever runs calls there is innocent
+    # ---- jobs and nodes: calls there are innocent
 
     def _of_node(self, hit: Callable[[Step, str], bool]) -> Callable[[Step], str]:
         def do(step: Step) -> str:

@@ -153,7 +153,7 @@ class Disturbance:
         begun = time.monotonic()
         for at_s, act in sorted(plan, key=lambda step: step[0]):
             self._wait(begun + at_s)
-            if at_s < seconds - every_s / 3:  # the end is left for what was asked
+            if at_s < seconds - every_s / 3:  # the rest of the time is left for open requests
                 act()
         self._wait(begun + seconds)
         self._soak.record["done"] = dict(self.done)

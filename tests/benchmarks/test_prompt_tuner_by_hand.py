@@ -67,7 +67,7 @@ def test_prompt_tuner_lets_a_job_wait_warms_four_for_another_and_knows_who_is_lo
     first = 1.0 + COLD_S + 20.0
     assert ends == [
         pytest.approx(first, abs=0.2),
-        pytest.approx(first + 20.0, abs=0.3),  # on the first one's replica, without a load of its own
+        pytest.approx(first + 20.0, abs=0.3),  # on the first one's replica, without another load
         pytest.approx(12.0 + COLD_S + took_s(40.0, replicas=4), abs=0.2),
         pytest.approx(50.0 + took_s(30.0, replicas=2), abs=0.2),
         pytest.approx(152.0, abs=0.2),  # best effort, on a replica that was idle
@@ -86,7 +86,7 @@ def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
     ends, _, found = played("elastic-flow")
     assert found.late >= 2  # the fourth has 20 s, less than a cold start
     assert found.loads >= 8
-    assert max(ends) < 152.0  # what is left over goes to the last one
+    assert max(ends) < 152.0  # the rest goes to the last one
 
 
 @pytest.mark.parametrize(("name", "margin"), [("prompt-tuner", 0.0), ("infless", 0.1), ("elastic-flow", 0.0)])

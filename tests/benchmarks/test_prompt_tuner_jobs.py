@@ -78,7 +78,7 @@ def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
     shares = Counter(job.replicas for job in found)
     for replicas, share in USUAL.replicas:
         assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
-    # What the parameters' essay says of them.
+    # As in the docstring of the parameters.
     assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
     assert fmean(durations) == pytest.approx(46.0, rel=0.03)
     cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)

@@ -43,7 +43,7 @@ def test_a_workload_is_a_sample_of_its_functions(models: int, requests: int) -> 
     assert len(arrivals) == requests
     assert len({arrival.context for arrival in arrivals}) == models
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
-    assert {arrival.expected_output for arrival in arrivals} == {0}  # what they write is not told
+    assert {arrival.expected_output for arrival in arrivals} == {0}  # their written tokens are not recorded
     assert all(arrival.output > 0 for arrival in arrivals)
 
 

@@ -99,7 +99,7 @@ CASES = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: what is known before is put back
+    monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: restore the earlier value
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (tmp_path / "a-file").write_text("x")
     (tmp_path / "texts.jsonl").write_text('{"text": "x"}\n')

@@ -135,7 +135,7 @@ def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
     def told() -> list[Finding]:
         return list(doctor.orphaned_jobs())
 
-    assert told() == []  # nobody has ended it yet
+    assert told() == []  # it has not been ended yet
     give_lease(folder, held(manager), over="stoker down")
     assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")

@@ -297,7 +297,7 @@ def test_what_to_do_about_a_manager_of_another_version(
 ):
     folder = manager.folder
     folder.write(msgspec.structs.replace(folder.read(), protocol=wire.VERSION - 1))
-    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # what this command says in its hello
+    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # this command's hello
     refused = stoker("down", str(folder.path))
     assert isinstance(refused.exception, SessionError)
     assert "both sides need the same version of Stoker" in str(refused.exception)

@@ -121,7 +121,7 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker):
 
 def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker):
     old = a_session("old1", over=False)
-    (old.path / "manager.json").unlink()  # it belonged to a program, which nobody can ask here
+    (old.path / "manager.json").unlink()  # it belonged to a program, which cannot be queried here
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
     lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
     aged(old, 20)

@@ -216,7 +216,7 @@ def test_on_a_terminal_a_bar_stands_still(tmp_path: Path):
     )
     os.close(theirs)
     shown = b""
-    with contextlib.suppress(OSError):  # Linux ends the reading of a terminal that nobody holds any more so
+    with contextlib.suppress(OSError):  # Linux ends reads from a closed terminal with this error
         while part := os.read(ours, 65536):
             shown += part
     os.close(ours)
@@ -225,4 +225,4 @@ def test_on_a_terminal_a_bar_stands_still(tmp_path: Path):
     assert "runs \x1b" in text
     assert "2/3" in text
     assert "done after (s)" in text
-    assert "/3 runs:" not in text  # the lines for those who do not watch
+    assert "/3 runs:" not in text  # the lines without a progress bar

@@ -152,7 +152,7 @@ class Pooled(Shell):
 
     def close(self) -> None:
         self.pool.state.ledger.validate()
-        for order in self.vine.orders:  # those of libraries that have ended before them
+        for order in self.vine.orders:  # calls of libraries that ended before them
             self.slots.finish(order, result="forsaken")
         assert not list(self.folder.iterdir()), "stop files and notes go with their orders"
         shutil.rmtree(self.folder)

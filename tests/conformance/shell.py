@@ -106,7 +106,7 @@ class Shell(abc.ABC):
         """Return the seconds since the manager's last message, if the shell has real time."""
         return 0.0
 
-    def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # what comes by itself needs no driver
+    def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # in most shells nothing needs to be driven
         """Let an object arrive; in most shells it arrives without this."""
 
     def begins(self, call: CallId) -> None:  # noqa: B027

@@ -235,7 +235,7 @@ def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, roo
         writing = {id for id, request in batch.running.items() if request.decodes}
         assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
         if mixes or not step.prefill:
-            assert writing <= set(step.requests)  # nobody who could write is left out
+            assert writing <= set(step.requests)  # no row that could write is left out
         assert not room or batch.reserved <= room
         done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
         for id in done:

@@ -112,7 +112,7 @@ def test_same_with_other_lines_and_comments(original: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("make(2)", "make(3)"),  # what it closes over
+        ("make(2)", "make(3)"),  # its closure
         ("n=3, kind", "n=4, kind"),  # a default
         ('"y": (2.5', '"y": (2.75'),  # a global that it reads
         ("n == 0 or", "n == 1 or"),  # a function that it calls
@@ -408,6 +408,6 @@ def test_tensors_by_content() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_half_imported_library_may_lack_its_classes(monkeypatch, name):
-    monkeypatch.setattr(user_code, "_known", {})  # what is found out of the bare module stays here
+    monkeypatch.setattr(user_code, "_known", {})  # facts of the bare module stay here
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

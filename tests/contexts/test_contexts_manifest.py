@@ -165,6 +165,6 @@ def test_published_objects_are_found_as_the_list_grows(tmp_path: Path) -> None:
     publish(tmp_path, (two,))
     assert published.find(two.name) == two
     with (tmp_path / "index.jsonl").open("ab") as file:
-        file.write(b'{"name": "half')  # somebody is writing just now
+        file.write(b'{"name": "half')  # a program is writing it
     assert published.find("half") is None
     assert published.find(one.name) == one

@@ -72,7 +72,7 @@ class RunningCall(threading.Thread):
     def run(self) -> None:
         ambient.enter_call(stop=self.stop)
         try:
-            if self._in_thread:  # as user code with threads of its own
+            if self._in_thread:  # as user code with its own threads
                 worker = threading.Thread(target=self._run)
                 worker.start()
                 worker.join()

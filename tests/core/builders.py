@@ -234,7 +234,7 @@ class Cluster(Desk):
         self.now = until
         return self
 
-    # ---- what is there
+    # ---- queries
     def the_call(self, name: str) -> Call:
         return self.core.state.calls[self.ids[name]]
 

@@ -40,7 +40,7 @@ class Getting:
 class SwarmPilot:
     def __init__(self, name: str, *, serves: bool, cache: str, parts: dict[str, set[int]]) -> None:
         self.name, self.serves, self.cache = name, serves, cache
-        self.parts = parts  # What is in its cache, which it may share with others
+        self.parts = parts  # The objects in its cache, which it may share with others
         self.getting: dict[str, Getting] = {}
         self.done: dict[str, float] = {}
         self.gave_up: list[str] = []
@@ -68,7 +68,7 @@ class Swarm(Desk):
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
         """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches no other."""
-        self.unsaid: dict[str, list[Any]] = {}  # What pilots that are cut off have to say
+        self.unsaid: dict[str, list[Any]] = {}  # Messages of pilots that are cut off
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
         self.readers: dict[str, set[str]] = {}
@@ -186,7 +186,7 @@ class Swarm(Desk):
         if getting is None:  # it is not wanted any more
             self.report(pilot.name, say.ObjectsGone((ref.name,)))
             return
-        getting.failed.clear()  # it would not be told of them again, had they not a new chance
+        getting.failed.clear()  # the manager would not offer them again without a new chance
         getting.sources = tuple(str(peer.pilot) for peer in order.peers) + ((ORIGIN,) if order.origin else ())
         if pilot.complete(ref):  # another pilot has brought it into the cache
             self._complete(pilot, getting)

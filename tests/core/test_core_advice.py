@@ -258,7 +258,7 @@ def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) ->
     assert library.state is LibraryState.STOPPING
     running = c.held(bad)
     assert "cpu:0 quarantined for 10 min: 2 failures within 10 min: a disk or file server failed" in c.story(bad)
-    c.forget().end(*running)  # what it ran ends there
+    c.forget().end(*running)  # its calls end there
     assert all(c.ended[name].ok for name in running)
     c.report(bad, say.LibraryGone(library.id, None, False, (), ()))
     c.calls(3).forget()

@@ -90,7 +90,7 @@ def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
     c.come_back("p1", lib1=())
     assert len(c.held("p1")) == 10
     c.come_back("p2", lib2=())
-    assert len(c.held("p2")) == 5  # the other five are for whoever is first done
+    assert len(c.held("p2")) == 5  # the other five are for the first free library
 
 
 def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> None:
@@ -125,7 +125,7 @@ def test_dry_library_takes_half_of_another_backlog(cluster: Make) -> None:
     if len(other.held) > len(full.held):
         full, other = other, full
     c.forget()
-    while other.held:  # and what it pulls of those that still wait
+    while other.held:  # and the calls that it pulls from the waiting ones
         c.end(*[c.names[id] for id in other.held], run_s=0.001)
     before = len(full.held)
     back = c.hears(full.pilot.id, to_pilot.TakeBack)

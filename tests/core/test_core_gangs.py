@@ -95,7 +95,7 @@ def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
     three.forget()
     lost(three, order[2])
     assert "g" not in three.ended
-    for name in order[:2]:  # they stop, each by itself
+    for name in order[:2]:  # they stop, each alone
         three.report(name, say.CallsReturned(three.library(name).id, (three.ids["g"],)))  # type: ignore[arg-type]
     call = three.the_call("g")
     assert isinstance(call.holder, Gang)
@@ -134,7 +134,7 @@ def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_noti
                 three.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
     failure = three.failure("g")
     assert runs == gangs.MOST_BREAKS
-    said = "connection reset by peer" if others_notice_first else "no memory left"  # by who has the last word
+    said = "connection reset by peer" if others_notice_first else "no memory left"  # by the last message
     assert said in failure.message
     assert not three.core.state.breaks
 
@@ -421,7 +421,7 @@ def test_a_gang_that_lacks_members_says_so() -> None:
     assert "the next call wants 3 devices at once; 2 hot here" in said
 
 
-# ---- gangs and what is beside them
+# ---- gangs and other calls
 def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
     made.call("gang", gang=(3, 3)).call("small", gang=(2, 2)).call("a").call("b").call("c")

@@ -20,7 +20,7 @@ def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers)
     assert peers.told("p1") == ((), True)
     peers.want("p2")
     assert peers.told("p2") == (("p1",), False)
-    assert peers.told("p1") is None  # the reader needs nobody
+    assert peers.told("p1") is None  # the reader needs no peer
     peers.want("p3")
     assert peers.told("p3") == (("p1", "p2"), False)
     assert peers.told("p2") == (("p1", "p3"), False)  # and gives back what it got
@@ -91,7 +91,7 @@ def test_pilots_of_one_cache_get_an_object_once(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").here("q1").want("p1", "p2", "p3", "q1")
     assert peers.told("p1") == ((), True)
     assert peers.told("p2") is peers.told("p3") is None
-    assert peers.told("q1") == (("p1",), False)  # and from none of those that get nothing themselves
+    assert peers.told("q1") == (("p1",), False)  # and from no pilot that receives nothing
     peers.arrive("p1")
     assert peers.told("p2") == peers.told("p3") == (("p1",), False)  # it is in their cache
     peers.arrive("p2").arrive("p3")
@@ -272,7 +272,7 @@ def test_late_words_change_nothing(peers: Peers) -> None:
     assert peers.orders("p1") == []
 
 
-# ---- what is told of it
+# ---- stories
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))

@@ -80,7 +80,7 @@ def test_the_loss_of_readers_and_sources_costs_little() -> None:
         swarm.kill(name)
     swarm.run()
     assert max(ends(swarm)) <= 3 * ONE_COPY_S
-    assert copies(swarm) <= 1.5  # what only the lost had is read again
+    assert copies(swarm) <= 1.5  # parts that only the lost pilot had are read again
     assert swarm.most_readers[MODEL.name] == 1
 
 

@@ -136,7 +136,7 @@ def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> Non
     c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
     assert started(c).device_memory_bytes == 8_600_000_000
     assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # 7 GB are free but for what CUDA has taken
+    assert "c" in c.waiting("o")  # 7 GB are free, minus CUDA's share
 
 
 def test_a_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:

@@ -240,7 +240,7 @@ def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
     assert "1 call done, 1 cancelled, 1 running, 0 queued" in render(status)[0]
 
 
-# ---- what has ended, and what is gone
+# ---- stories of ended and lost things
 def test_a_call_that_ended_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")

@@ -52,7 +52,7 @@ def test_calls_beside_it_end(cluster: Make) -> None:
         if len(c.ended) == 4:
             break
         there = [name for name in c.ids if name not in c.ended and c.the_call(name).holder]
-        if "bad" in there:  # it takes its pilot along before anything that runs beside it ends
+        if "bad" in there:  # it kills its pilot before any other call there ends
             lost = pilot_of(c, "bad")
             beside = [name for name in there if name != "bad" and pilot_of(c, name) == lost]
             assert beside == [] or n < ALONE_AFTER, "it runs alone"

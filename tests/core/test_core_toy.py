@@ -37,7 +37,7 @@ def test_what_one_library_hoards_another_takes_back(toy: Make) -> None:
     t.pilot("p1", devices=2)
     t.call("warm1", "warm2", run_s=0.001).run()
     t.call(*(f"c{n}" for n in range(40)), run_s=0.001)
-    t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)  # of the same function, so nobody can know
+    t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)  # of the same function, so the core cannot know
     before = t.now
     t.run()
     assert t.now - before < 2.2

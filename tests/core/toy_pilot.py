@@ -31,7 +31,7 @@ class Work(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     shared: bool = False
     meet_s: float = 0.0
-    failed_by: str = ""  # `node` or `device`: what fails it each time
+    failed_by: str = ""  # `node` or `device`: the cause of its failures
 
 
 class Running:

@@ -271,7 +271,7 @@ def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(pla
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
-    shown = {"lengths-0fc9": names[0]}  # the page has that of another run
+    shown = {"lengths-0fc9": names[0]}  # the page shows another run's
     status, explained, printed = (
         place.run(_with(shown, command)) for command in ours("docs/watching.md")
     )  # the page shows no others

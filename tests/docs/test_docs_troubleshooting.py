@@ -48,7 +48,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
                 if isinstance(part, ast.FormattedValue):
                     yield from _texts(part)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue  # a docstring is read by nobody who runs a program
+            continue  # a program never prints its docstrings
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.sub(r"%(\.\d+)?[sdf]", "…", node.value)
         else:

@@ -45,7 +45,7 @@ def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
     places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
     if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
         places.append(Path(sys.base_prefix))
-    return sorted({str(place) for place in places}, key=len, reverse=True)  # what lies in another one goes first
+    return sorted({str(place) for place in places}, key=len, reverse=True)  # paths in another folder come first
 
 
 class Node:

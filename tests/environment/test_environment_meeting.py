@@ -227,7 +227,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
 def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
-    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is nobody else to have it from
+    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is no other source
     meetings.meet("one", "10.0.0.2:5")
     spared = [meetings.spared_s("one", index, "10.0.0.2") for index in (0, 1)]
     assert spared == [meeting.UNHEARD_S, meeting.HELD_S]

@@ -190,7 +190,7 @@ def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_
 
 def test_stale_bytecode_stays(other: SmallEnvironment):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # which nothing imports here, and compiles anew
+    changed = other.packages / "psutil" / "_pswindows.py"  # which nothing imports here, and compiles again
     changed.write_text(changed.read_text() + "# changed\n")
     with tarfile.open(pack(other, "python3").packages.source) as tar:
         names = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]

@@ -147,7 +147,7 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]
 
-        def disks() -> list[tuple[str, str]]:  # a machine that is busy may be told of besides
+        def disks() -> list[tuple[str, str]]:  # a busy machine may be reported as well
             return [(name, said) for name, said in session.status().trouble.items() if "No space left" in said]
 
         [(name, said)] = until(disks, why="the small disk is told")

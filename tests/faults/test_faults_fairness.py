@@ -87,7 +87,7 @@ def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, 
             bad.result(100)
         assert [each.result(60) for each in rest] == [0, 1, 2]
         text = str(caught.value)
-        # Beside a library that loads a death is no proof, so one more may be needed.
+        # Next to a loading library a death is no proof, so one more may be needed.
         found = re.search(r"its pilot or library died ([45]) times while it ran, the last time alone", text)
         assert found is not None, text
         assert session.status().lost_pilots == int(found[1])
@@ -114,7 +114,7 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
 
     with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
         endless, steps = long(), saves()
-        # What is left of the 8 s when the pilot says hello; a try that began late on its pilot is not one of the two.
+        # The rest of the 8 s when the pilot says hello; a try that began late on its pilot is not one of the two.
         said = r"cut off by the [678]\.\d s walltime, (twice|\d times); raise \[provider\]"
         with pytest.raises(errors.CallTimeoutError, match=said):
             endless.result(100)

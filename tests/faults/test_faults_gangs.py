@@ -157,7 +157,7 @@ def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_p
         first = world.manager()
         kill([first])
         until(lambda: not is_alive(first), why="the manager is gone")
-        (tmp_path / "go").touch()  # where rank 0 listens is said to whoever comes after it
+        (tmp_path / "go").touch()  # later ranks learn where rank 0 listens
         assert future.result(120) == 1
     assert of_rank_0(steps(1)) == 0, "it began once"
     assert len(list(tmp_path.glob("told-*"))) == 2

@@ -108,7 +108,7 @@ def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
 def test_nobody_waits_for_a_session_whose_journal_cannot_be_written():
     models = ServedModels({"m": ModelSettings(path="m")})
     watch = SessionWatch(None, models)
-    watch._asked_at = float("inf")  # it is not asked: what it said last stays fresh
+    watch._asked_at = float("inf")  # it is not asked: its last answer stays fresh
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.convert({**SAID, "trouble": trouble}, type=Status)

@@ -175,7 +175,7 @@ def test_a_request_that_cannot_be_answered(client, options, error, code, stream)
     assert is_event or type(refused.value) is error
     assert refused.value.code == code
     assert refused.value.body["message"]
-    chat(client)  # and nobody else notices
+    chat(client)  # and no other client notices
 
 
 def test_a_schema_that_the_engine_does_not_have_is_refused(client):
@@ -213,7 +213,7 @@ def test_a_request_that_would_be_late_is_refused_unless_its_client_waits(client)
     assert int(refused.value.response.headers["retry-after"]) > 0
     assert "its objective is 1.0 ms: it is" in refused.value.body["message"]
     assert chat(client, model="swift", extra_headers={"Prefer": "wait=86400"}).choices
-    assert text_of(chat(client, model="swift", stream=True))  # it is loaded, and nobody waits before this one
+    assert text_of(chat(client, model="swift", stream=True))  # it is loaded, and no request waits before this one
 
 
 # ---- clients that go

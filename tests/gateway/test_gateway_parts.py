@@ -147,7 +147,7 @@ def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
         file.add("ana", KeyLimits())
     with pytest.raises(ConfigError, match="is not a name for a key"):
         file.add("a b", KeyLimits())
-    file.remove("ana")  # the guard sees it, and a file without keys lets nobody in
+    file.remove("ana")  # the guard sees it, and a file without keys lets no caller in
     with pytest.raises(RequestRefused, match="not valid"):
         guard.caller({"authorization": f"Bearer {key}"})
     with pytest.raises(ConfigError, match="there is no key ana; there are: none"):

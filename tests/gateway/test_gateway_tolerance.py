@@ -139,7 +139,7 @@ def test_bytes_of_tokens_are_those_of_the_text(client):
     stream = client.chat.completions.create(model="small", **options, stream=True)
     found = whole.choices[0].logprobs.content
     pieces = [one for chunk in stream if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
-    ends = whole.choices[0].finish_reason == "stop"  # the token that ends a text is none of it
+    ends = whole.choices[0].finish_reason == "stop"  # the token that ends a text does not count
     text = b"".join(bytes(one.bytes) for one in (found[:-1] if ends else found))
     assert text.decode(errors="replace") == whole.choices[0].message.content
     assert any(one.token == "\N{REPLACEMENT CHARACTER}" for one in found)

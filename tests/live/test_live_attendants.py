@@ -100,7 +100,7 @@ def test_silent_factory_is_reported_killed_and_replaced(
     other = turned.pid
     assert other != pid
     os.kill(other, signal.SIGSTOP)  # it would find no manager, and end
-    assert f"pid {other}" in turned.look(1)  # nobody has said hello since the first was started
+    assert f"pid {other}" in turned.look(1)  # no hello since the first was started
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other

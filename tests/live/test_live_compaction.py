@@ -110,7 +110,7 @@ class Work:
                 self.pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
             elif isinstance(message, to_pilot.RunCalls):
                 self.held += [spec.call for spec in message.calls]
-            elif isinstance(message, to_pilot.CancelCalls):  # those of frames that were taken, and not acknowledged
+            elif isinstance(message, to_pilot.CancelCalls):  # calls of frames that were read, and not acknowledged
                 self.held = [call for call in self.held if call not in message.calls]
                 frame = self.pilot.send(say.CallsReturned(message.library, message.calls))
                 self.ended.append((self.pilot.sequence, frame, []))
@@ -227,7 +227,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
 
     work.until(busy, what=f"it stops {step}")
     stopped = manager.stopped
-    work.submit(3)  # nobody takes this before it is killed, unless it is a child that has stopped
+    work.submit(3)  # no other process reads this before the kill, except a stopped child
     manager.kill()
     until(lambda: not _lives(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))

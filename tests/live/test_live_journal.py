@@ -86,7 +86,7 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder
     def beat(**facts: int) -> int:
         before = client.sequence
         pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
-        client.send(say.Received(0))  # what is acknowledged is in the journal, and so is what came before it
+        client.send(say.Received(0))  # acknowledged events are in the journal, and so are all events before them
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
@@ -230,7 +230,7 @@ def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     come_back(path, "test", default_policies())
     assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # that of this journal: it would be told again
+        "journal.damaged-000001",  # this journal's: it would be reported again
         "journal.damaged-000003",
         "journal.damaged-000004",
         "journal.damaged-000005",
@@ -439,7 +439,7 @@ def test_frames_behind_a_hole_are_taken(tmp_path: Path) -> None:
     book.close()
     ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
     data = bytearray(path.read_bytes())
-    data[ends[2] - 3] ^= 1  # what defines f2
+    data[ends[2] - 3] ^= 1  # the definition of f2
     path.write_bytes(data)
     core = come_back(path, "test", default_policies()).core
     assert core is not None

@@ -54,7 +54,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
 
-    client.heard.clear()  # what was said of each frame before: the manager may have read them one by one
+    client.heard.clear()  # the results before each frame: the manager may have read them one by one
     pilot.heard.clear()
     room = folder.journal.stat().st_size + 40  # a part of the next record
     limit(manager.process.pid, room)

@@ -157,7 +157,7 @@ def test_killed_manager_comes_back_and_repeats_no_call(
     manager.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s  # what the session was started with
+    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s  # the session's first options
     client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
     client.hear(to_client.ClientWelcome)
     again = client.hear(to_client.Results)

@@ -211,7 +211,7 @@ def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, t
     hosts.call(recipe)
     hosts.offered(first, objects=1)
     second = hosts.pilot()
-    hosts.pilots[first].send_signal(signal.SIGSTOP)  # it serves nothing, and nobody knows
+    hosts.pilots[first].send_signal(signal.SIGSTOP)  # it serves nothing, unnoticed
     spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
     hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
     until(lambda: (told / second).exists() and (told / second).read_text(), what="the second pilot loading")

@@ -188,7 +188,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
     opened = []
     for identity in NO_NAMES:
         rude = context.socket(zmq.DEALER)
-        opened.append(rude)  # one that nobody has is closed
+        opened.append(rude)  # an unknown one is closed
         rude.curve_serverkey, rude.linger = there.server_key.encode(), 0
         rude.curve_publickey, rude.curve_secretkey = pair.public.encode(), pair.secret.encode()
         if identity:

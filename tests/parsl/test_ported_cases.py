@@ -77,7 +77,7 @@ def test_calls_of_higher_priority_overtake(load, tmp_path, until):
 
     log, gate = str(tmp_path / "order"), tmp_path / "gate"
     assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library holds few of them ahead
-    blockers = [wait_for(str(gate)) for _ in range(5)]  # and what it holds is not overtaken
+    blockers = [wait_for(str(gate)) for _ in range(5)]  # and its calls are not overtaken
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
     until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
     gate.touch()
@@ -411,7 +411,7 @@ def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until)
 
 
 def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
-    before = set(threading.enumerate())  # those of models that other tests hold
+    before = set(threading.enumerate())  # models that other tests hold
     executor = load()
     running = [nap(60) for _ in range(5)]
     until(lambda: executor.ask_status().running >= 1)

@@ -180,7 +180,7 @@ class FakeManager:
                 self.wanted += message.objects
                 self.send(*(FetchObject(ref, origin=True) for ref in message.objects if self.plans))
             elif isinstance(message, FetchFailed) and message.origin and self.plans:
-                self.send(FetchObject(ObjectRef(message.name, 0)))  # nobody else has it
+                self.send(FetchObject(ObjectRef(message.name, 0)))  # no other copy exists
             elif isinstance(message, Heartbeat):
                 self.heartbeats.append(message)
             else:

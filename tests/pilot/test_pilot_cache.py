@@ -311,7 +311,7 @@ def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
     (tmp_path / "cache" / "objects" / "no-entry").write_bytes(b"x")
     (tmp_path / "cache" / "manifests" / "no-entry").write_bytes(b"x")
     ObjectCache(tmp_path / "cache", bound_bytes=1000)
-    assert (tmp_path / "cache" / "drafts" / "half").exists()  # who wants it next may go on with it
+    assert (tmp_path / "cache" / "drafts" / "half").exists()  # a later fetch may continue with it
     assert not list((tmp_path / "cache" / "objects").iterdir())
     assert not list((tmp_path / "cache" / "manifests").iterdir())
     os.utime(tmp_path / "cache" / "drafts" / "half.lock", (0, 0))

@@ -381,7 +381,7 @@ def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManag
     slow = served.run(_wait_for, [(str(tmp_path / "go"),)])
     served.send(ResizeLibrary(library=1, device_memory_bytes=1000))
     served.wait_for(LibraryResized, device_memory_bytes=1000)
-    assert not served.ends()  # nobody has to wait for a call, where there is nothing to tell the context
+    assert not served.ends()  # no thread has to wait for a call without news for the context
     (tmp_path / "go").touch()
     served.results(slow)
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [5]

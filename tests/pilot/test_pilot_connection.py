@@ -34,7 +34,7 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
     served.hang_up()
-    time.sleep(0.6)  # the first one ends while nobody listens
+    time.sleep(0.6)  # the first one ends while no manager listens
     before = len(served.hellos)
     served.listen()
     served.until(lambda: len(served.hellos) > before, what="a second hello")

@@ -506,7 +506,7 @@ def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
     [
         (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),  # it would have had what it declares, were there no others
         (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),  # not even then
-        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # there is room for what it declares: it took more
+        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # there is room for its declared memory: it took more
         (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # it declares nothing
         (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # it crashed
     ],

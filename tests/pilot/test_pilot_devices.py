@@ -223,7 +223,7 @@ def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -
         ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
         ({}, {1: {7}}, 0, True, {1: 0}),
         ({7: None}, {1: {7}}, 30, True, {}),  # the driver does not tell
-        ({1007: 5}, {1: {7}}, 25, False, {1: 5}),  # another PID namespace; alone on the device: what was taken since
+        ({1007: 5}, {1: {7}}, 25, False, {1: 5}),  # another PID namespace; alone on the device: the memory taken since
         ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # 7 is another container's process by chance
         ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # of two nothing can be told
         ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver that counts as the container does
@@ -304,7 +304,7 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
     kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
     assert kills.shortage() is None, "nothing was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
-    short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)  # nobody knows whose the shared memory is
+    short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)  # the owner of the shared memory is unknown
     assert kills.shortage() == short
     now[0] += monitor.FRESH_S / 2
     assert kills.shortage() == short, "one shortage may end several libraries"
@@ -355,7 +355,7 @@ def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.
     assert cpu.cores({}, root=old) == (2,)
     assert cpu.cores({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, root=plain) == (2, 3, 5, 7)
     side_by_side = [cpu.cores({"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"}, root=plain) for job in (7, 8)]
-    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may bind nobody to the cores that it counts
+    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may bind no process to the cores that it counts
 
 
 def test_cores_are_shared_evenly() -> None:
@@ -386,5 +386,5 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", list(ProviderKind))
 def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
     systems = set(gpu.JOB_VARIABLES.values())
-    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees the GPUs of its own pod alone
+    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only its pod's GPUs
     assert (kind.title in systems) == (kind not in seen_whole)

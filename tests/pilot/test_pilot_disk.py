@@ -84,7 +84,7 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
     assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
-    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)  # what came of it is gone
+    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)  # its remains are gone
 
 
 @small_disks
@@ -98,7 +98,7 @@ def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeM
             manager.gone(number)
     manager.ready(recipe(length, ObjectPath(things[3].name), objects=(things[3],)), library=4)
     manager.start(recipe(length, ObjectPath(things[0].name), objects=(things[0],)), library=5)
-    manager.wait_for(LibraryReady, library=5)  # in place of the one that is left of those that nobody uses
+    manager.wait_for(LibraryReady, library=5)  # replacing the last unused one
     manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
     left = manager.gone(6)
     assert left.failure.kind is FailureKind.PILOT

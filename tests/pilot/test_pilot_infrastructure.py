@@ -439,8 +439,8 @@ OOM = (
     [
         (20, 8, 1, 4, True),  # it had been promised 20, and others have what it lacks
         (10, 8, 1, 4, False),  # it asks for more than it declares
-        (0, 8, 1, 4, False),  # it declares nothing: nobody promised it anything
-        (20, 8, 30, 4, False),  # there is room: it was refused for a limit of its own
+        (0, 8, 1, 4, False),  # it declares nothing: no memory was promised
+        (20, 8, 30, 4, False),  # there is room: its own limit refused it
         (20, 19, 1, 4, False),
     ],
 )

@@ -285,7 +285,7 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     assert asked == [7, 7]
     exact = 60
     assert memory.excess(7, 100, now=0.75) == 0, "it was over: it is measured every time"
-    exact = 130  # whoever shared its pages has ended
+    exact = 130  # the process that shared its pages has ended
     assert memory.excess(7, 100, now=1.0) == 0
     assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 

@@ -74,6 +74,6 @@ def test_a_gang_of_one_meets_nobody(meetings: GangMeetings, said: list[Listens])
 
 
 def test_rank_0_that_cannot_listen_says_where() -> None:
-    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: nobody's
+    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: unused
     with pytest.raises(GangBroken, match=r"rank 0 of 2 cannot listen on 192\.0\.2\.1"):
         elsewhere.seat(CALL, GangPlace(0, 2), limit_s=1.0)

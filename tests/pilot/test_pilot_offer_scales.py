@@ -159,7 +159,7 @@ def test_a_library_that_is_about_to_end_gets_no_further_request(pilot: Pilot) ->
     assert pilot.shell.library(2).stage is Stage.DRAINING
     assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, taken_up=1))
-    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # what it still does counts
+    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # its remaining work counts
 
 
 @pytest.mark.parametrize("kind", ["A10", "cpu"])

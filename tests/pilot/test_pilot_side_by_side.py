@@ -93,7 +93,7 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
         if line != "begins":
             ended += line[0]
     assert ended == "aabaaabbab"
-    assert most == 3  # those of one program run side by side, also after they have waited
+    assert most == 3  # calls of one program run side by side, also after they have waited
 
 
 def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, 
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(2.3)  # no time limit runs: neither that of the call that has ended, nor of the one that waits
+    time.sleep(2.3)  # no time limit runs: neither the ended call's nor the waiting one's
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))

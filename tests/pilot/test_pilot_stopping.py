@@ -40,7 +40,7 @@ def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
         made.close()
 
 
-# Each call asks again and again: none ends by itself while its test waits.
+# Each call loops: none ends while its test waits.
 
 
 def generate(model: Any, begun: str) -> Any:

@@ -79,7 +79,7 @@ def test_every_call_leaves_once(served: FakeManager, slots: int) -> None:
     served.send(StopLibrary(current, "test"))
     for library in sent:
         served.gone(library)
-    # Calls that were sent to one that had ended by itself are refused after that.
+    # Calls for a library that had already ended are refused after that.
     served.until(lambda: all(calls <= set(_left(served, library)) for library, calls in sent.items()), what="all calls")
     while served.receive(0.5):
         pass

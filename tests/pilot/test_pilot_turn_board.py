@@ -319,7 +319,7 @@ def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
     assert dead is not None
 
     def is_gone(_pid: int) -> bool:
-        board.clear(dead)  # another library sweeps too, and the row is taken anew
+        board.clear(dead)  # another library sweeps too, and the row is taken again
         assert board.join(LibraryId(3), GPU) is not None
         return True
 
@@ -429,7 +429,7 @@ def test_work_tells_late_tokens_from_those_that_are_due() -> None:
     requests = [
         generation(1, made=2, due_at=9.0, tpot_s=0.2),  # its next token was due at 9.4
         generation(2, made=1, due_at=10.0, tpot_s=0.5),
-        generation(3, prompt=30, made=5),  # nobody waits for it
+        generation(3, prompt=30, made=5),  # no process waits for it
         generation(4, prompt=50, due_at=12.0, tpot_s=0.3),
         generation(5, prompt=20, due_at=11.0),
     ]

@@ -268,7 +268,7 @@ def test_a_shorter_keep_alive_holds_at_once_and_a_longer_one_too(cluster: Make) 
     assert states(c.wait(5.1)) == [LibraryState.STOPPING]
 
 
-# ---- several programs, and what survives
+# ---- several programs, and recovery
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def test_blocks_are_reckoned_from_gpus_alone(cluster: Make) -> None:
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
     c.calls(51, context="a")
-    assert len(c.asked()) == 4  # beside b1, as with one GPU a block: fifty wait, 300 s of work, in 60 s
+    assert len(c.asked()) == 4  # with b1, as with one GPU a block: fifty wait, 300 s of work, in 60 s
 
 
 def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Make) -> None:

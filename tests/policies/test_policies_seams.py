@@ -171,7 +171,7 @@ def test_an_evicted_call_keeps_its_progress_and_goes_on_elsewhere(toy: Make) -> 
     t.run(until=t.now + 4.0)
     t.call("high", context="a", run_s=1.0, priority=5)
     t.run(until=t.now + 0.5)
-    t.pilot("p2")  # where `low` will go on
+    t.pilot("p2")  # where `low` will continue
     t.run()
     assert t.ended_at["high"] < t.ended_at["low"]
     _, (second, _, _) = starts(t, "low")
@@ -323,7 +323,7 @@ def test_libraries_of_several_slots_that_are_free_share_what_waits(cluster: Make
 
 def test_calls_that_come_back_are_offered_in_that_order_too(cluster: MakeCluster) -> None:
     c = hot(cluster, ColdestFirst()).call("c1", context="a")
-    assert c.held("p3", "a") == ["c1"]  # it was placed by itself
+    assert c.held("p3", "a") == ["c1"]  # it was placed alone
     c.lose("p3")
     assert c.held("p2", "a") == ["c1"]
 

@@ -204,4 +204,4 @@ def test_random_loads_on_devices_all_over() -> None:
 def test_events_lead_to_the_same_decisions_when_they_are_replayed(cluster: Make, name: str) -> None:
     here = cluster(policies=policy(name).make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
     here.join("p1", "p2", "p3").calls(6, context="a").calls(3, context="b").lose("p2").join("p4").wait(1.0)
-    assert here.core.state.libraries  # what it did is replayed when the test is over
+    assert here.core.state.libraries  # its decisions are replayed when the test is over

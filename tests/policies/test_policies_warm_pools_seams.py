@@ -34,7 +34,7 @@ def lab(toy: Make) -> Make:
         for key in ("a", "b"):
             t.context(key, load_s=LOAD_S, declares="8 GB")
             if told:
-                t.by_hand = True  # the core is told what nobody measured
+                t.by_hand = True  # the core gets unmeasured values
                 t.core.state.contexts[key].load_s = LOAD_S
                 t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
         return t
@@ -356,7 +356,7 @@ def test_several_first_jobs_do_not_wait_for_each_other(lab: Make) -> None:
     t.run()
 
 
-# ---- beside other calls
+# ---- together with other calls
 
 
 def test_ordinary_calls_take_what_jobs_leave(lab: Make) -> None:

@@ -17,7 +17,7 @@ from stoker.protocol import to_manager as say
 
 REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
 MOST_PILOTS = 24
-MOST_BLIND = 7  # From the eighth pilot on that cannot read an origin nobody else is asked to
+MOST_BLIND = 7  # From the eighth pilot that cannot read an origin on, no other pilot is ordered to
 
 chances = st.randoms(use_true_random=False)
 

@@ -81,7 +81,7 @@ SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
-    # A plan is made anew five seconds after the first, and carried out in steps of one.
+    # A plan is made again five seconds after the first, and carried out in steps of one.
     process = world.spawn([sys.executable, "family.py"], folder=world.path, PAUSE_S="8")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err

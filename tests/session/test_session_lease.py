@@ -68,7 +68,7 @@ def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
     with hold(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
-        other.send_signal(signal.SIGSTOP)  # however still it is: it is there
+        other.send_signal(signal.SIGSTOP)  # it is alive, however silent
         time.sleep(0.5)
         with pytest.raises(SessionError, match="already has a manager"):
             lease.take(path, **QUICK)

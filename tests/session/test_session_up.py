@@ -278,7 +278,7 @@ def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
     kill([victim.pid])
     victim.communicate()
-    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # behind the one that nobody waits for
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # after the unused one
     after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
     assert (after.cancelled - before.cancelled, after.running) == (1, 0)
     assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots

@@ -101,7 +101,7 @@ def test_it_knows_how_long_each_call_takes() -> None:
         assert simulate(small, arrivals, seed=seed)[1].ended_at == pytest.approx(optimum, abs=1e-3)
 
 
-# ---- worlds whose optimum is known, whoever reaches it
+# ---- worlds with a known optimum
 
 
 def test_devices_that_are_taken_away_count_until_then() -> None:

@@ -247,7 +247,7 @@ def test_a_device_computes_for_one_engine_at_a_time() -> None:
     alone = requests(20, from_s=40.0, every_s=0.5)
     both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
     busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
-    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]  # smaller batches, but no step beside another
+    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]  # smaller batches, but no two steps at once
 
 
 def test_who_is_waited_for_comes_first() -> None:

@@ -90,7 +90,7 @@ def test_a_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
     began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
-    # What a call had written before its library went, its program has; the next token came after the second prefill.
+    # The program has all pieces from before the library ended; the next token came after the second prefill.
     gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
@@ -121,7 +121,7 @@ def test_no_policy_knows_how_many_tokens_a_call_writes() -> None:
     arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
     Simulation(one_world(served()), arrivals, policies).run()
     told = {each.expected_output for each in dispatch.seen}
-    means = {0, 10, round(10.5), 11, round(11.5)}  # of those that have ended before it
+    means = {0, 10, round(10.5), 11, round(11.5)}  # of the ones that have ended before it
     assert told == means
     assert {each.input_length for each in dispatch.seen} == {9}
 

@@ -104,7 +104,7 @@ def test_no_link_is_overfull_and_each_flow_crosses_a_full_one(rates: list[float]
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:
         assert used[link] <= link.rate * (1 + 1e-9)
-    for transfer, mine in sent:  # the definition: on some full link of its path nobody has more
+    for transfer, mine in sent:  # the definition: on some full link of its path no other flow has more
         assert any(
             used[link] >= link.rate * (1 - 1e-9)
             and rate[transfer] >= max(rate[other] for other, theirs in sent if link in theirs) * (1 - 1e-9)

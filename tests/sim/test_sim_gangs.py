@@ -172,7 +172,7 @@ def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
     assert measure(run.log).useful_s == pytest.approx(8 * 60.0)
 
 
-# ---- losses, checkpoints, and what may be kept
+# ---- losses, checkpoints, and what stays
 
 
 @pytest.mark.parametrize(("delays", "ended_at"), [
@@ -267,7 +267,7 @@ def test_two_gangs_that_need_the_same_devices_run_one_after_the_other() -> None:
     small = replace(cluster(3, first), contexts={"llm": first, "other": second})
     run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
     assert outcome.complete
-    # What is ready is not taken from the first while others of it still load.
+    # Ready devices are not taken from the first while others of it still load.
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
 
 

@@ -65,7 +65,7 @@ def test_a_preempted_block_costs_what_it_ran_and_every_call_ends_once() -> None:
     assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
     ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
     assert set(ended.values()) == {1}
-    # Two work from 10 s to 30.5 s, 20 calls each and half a call that is lost; one goes on with the other sixty.
+    # Two work from 10 s to 30.5 s, 20 calls each and half a call that is lost; one continues with the other sixty.
     assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
 
 

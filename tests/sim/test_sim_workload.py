@@ -128,7 +128,7 @@ def test_a_day_peaks_when_it_was_told_to() -> None:
     assert len(calls) == pytest.approx(60_000, rel=0.02)
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)  # the peak stands between the first two
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
-    # A quarter beside the peak has 1 + swing * 2/pi of the mean, one beside the trough 1 - swing * 2/pi.
+    # A quarter around the peak has 1 + swing * 2/pi of the mean, one around the trough 1 - swing * 2/pi.
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
@@ -149,7 +149,7 @@ def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
     outputs = [call.output for call in calls]
-    assert min(outputs) == 1  # what is said to be there is never nothing
+    assert min(outputs) == 1  # a declared size is never zero
     assert fmean(outputs) == pytest.approx(3, rel=0.1)
     assert {call.expected_output for call in calls} == {3}  # no policy is told what this call will write
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}

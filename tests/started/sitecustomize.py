@@ -11,4 +11,4 @@ import sys
 _IS_WORKER = any("exec(eval(sys.stdin.readline()))" in argument for argument in sys.orig_argv)
 
 if not (_IS_WORKER or os.environ.get("STOKER_TESTS_MONITORING")):
-    sys.modules["sqlalchemy"] = None  # type: ignore[assignment]  # so Python says that there is none
+    sys.modules["sqlalchemy"] = None  # type: ignore[assignment]  # so Python reports none

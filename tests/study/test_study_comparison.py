@@ -170,7 +170,7 @@ def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     late = [Arrival(0.0, "llm", items=10, deadline_s=deadline_s) for deadline_s in (10.0, 15.0, 30.0, 0.0, 100.0)]
     simulation, outcome = simulate(small, late, until_s=45.0)
     measured = measure(simulation.log, until_s=outcome.ended_at)
-    assert (measured.deadlines, measured.missed, measured.late) == (4, 1, (1,))  # what has no deadline runs last
+    assert (measured.deadlines, measured.missed, measured.late) == (4, 1, (1,))  # calls without a deadline run last
     figures = figures_of(simulation.log, outcome, measured)
     assert (figures.in_time, figures.violations) == (pytest.approx(3 / 4), pytest.approx(1 / 4))
     none_known = [replace(call, deadline_s=100.0 if call.deadline_s == 100.0 else 0.0, items=100) for call in late]

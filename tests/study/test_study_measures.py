@@ -287,7 +287,7 @@ def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
     _, together, measured = run(world(source(4), quick, delays=FRAMES), arrivals, counted=True)
     assert together.calls == alone.calls == 4000
     assert together.core_events < alone.core_events / 3
-    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # what was gathered has waited for it
+    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # gathered calls have waited for it
 
 
 def test_a_counted_log_is_written_and_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import ConfigError
 from stoker.pilot.taskvine import factory
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is there
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is importable
 
 SITE = """
 name = "pool"

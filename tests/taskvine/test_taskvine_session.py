@@ -47,7 +47,7 @@ def test_the_first_program_runs_as_it_is(measure):
     words = ["pilot", "call", "library"] * 10
     assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
     assert measure(["call"]).result(LIMIT_S) == [4]
-    assert 1 <= measure.loads() <= 4  # two slots; TaskVine may load once more by itself
+    assert 1 <= measure.loads() <= 4  # two slots; TaskVine may load once more on its own
 
 
 def test_an_exception_comes_back_as_itself_and_the_context_stays_hot(measure):

@@ -53,7 +53,7 @@ def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    # Beside each worker TaskVine's job has a `sleep 30`, which may be left to end by itself.
+    # With each worker TaskVine's job has a `sleep 30`, which may end on its own.
     with World(tmp_path / "world").entered(limit_s=60) as world:
         yield world
 

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     if found is None:
         print("make condor: no HTCondor is on PATH (condor_master, condor_submit), so nothing was run or recorded")
         return 0
-    signal.signal(signal.SIGINT, lambda *_: None)  # pytest ends in good order by it: what ran is recorded
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest ends normally on it: completed tests are recorded
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="condor-") as folder:
         results = Path(folder) / "results"

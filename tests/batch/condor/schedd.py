@@ -100,7 +100,7 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
     if claim.gpus:
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
         given |= dict.fromkeys(names, ",".join(claim.gpus))
-    elif claim.has_gpus:  # what HTCondor says to a job that was given none of them
+    elif claim.has_gpus:  # HTCondor's value for a job without any of them
         given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
     return {
@@ -214,7 +214,7 @@ class Schedd:
         self._queue = Queue(folder)
         self._children: list[subprocess.Popen[bytes]] = []
         self._policy_at = 0.0
-        for ad in self._queue.jobs():  # each shadow starts anew with its schedd
+        for ad in self._queue.jobs():  # each shadow starts again with its schedd
             if self._place(id_of(ad)).is_dir() and ad["JobStatus"] == RUNNING:
                 self._turn(id_of(ad), RUNNING, was=RUNNING, NumShadowStarts=int(value(ad, "NumShadowStarts", 0)) + 1)
 
