@@ -128,7 +128,7 @@ def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
         raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
-        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads {longest} at the most")
+        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads at most {longest}")
 
 
 Text = str | tuple[str, str]
@@ -381,7 +381,7 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
         return longest
     if longest and runtime.length > longest:
         raise RecipeError(
-            f"a runtime of {runtime.length} tokens, and the model reads {longest} at the most", option="length",
+            f"a runtime of {runtime.length} tokens, and the model reads at most {longest}", option="length",
             longest=longest,
         )  # fmt: skip
     return runtime.length

@@ -200,7 +200,7 @@ def _say_kept(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed:
     if not kept:
         screen.line(f"stopped before the first {spec.noun}; the same command starts again")
         return
-    how = "when the cause is mended" if failed else "to go on" if spec.again else "go on"
+    how = "once the cause is fixed" if failed else "to continue" if spec.again else "continue"
     how += ", the same command" if spec.again else ""
     screen.line(f"{'failed' if failed else 'stopped'}: {kept:,} of {spec.total:,} {spec.noun}s are kept in {folder}")
     screen.line(f"  {how}:  {resume_command(spec, folder)}")

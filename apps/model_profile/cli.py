@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Measure what steps of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) take on a
     device of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then
-    compare 100 random workloads with the table, and say how far it is off. It takes minutes at the most.
+    compare 100 random workloads with the table, and report the error. It takes minutes at most.
 
     What is found is kept with the other measurements, for this model and kind of device. Steps of calls are measured
     as they run, too; a profile knows all sizes at once.

@@ -175,7 +175,7 @@ def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
         )
     for job in jobs:
         if job.folder.resumed:
-            yield f"  {job.entry.name} goes on with {job.folder.path}"
+            yield f"  {job.entry.name} continues {job.folder.path}"
 
 
 def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: SubmissionOptions) -> SubmittedJob:

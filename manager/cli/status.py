@@ -233,5 +233,5 @@ def leave(last: Status | None, *, name: str, stays: bool) -> str:
     count = 0 if last is None else last.running + last.queued
     calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
     if not stays:
-        return f"session {name} goes on{calls}, and ends with its program"
+        return f"session {name} keeps running{calls}, and ends with its program"
     return f"session {name} stays up{calls}; `stoker down {name}` ends it"

@@ -224,7 +224,7 @@ def test_an_option_that_app_does_not_have(option: str, said: str) -> None:
 def test_an_option_that_load_and_context_do_not_have() -> None:
     with pytest.raises(ConfigError, match=r"stoker\.load has no option retrys; did you mean retries"):
         stoker.load(retrys=1)
-    with pytest.raises(ConfigError, match=r"stoker\.load has no option qqq; beside its own it takes those of Parsl"):
+    with pytest.raises(ConfigError, match=r"stoker\.load has no option qqq; it takes its own options and Parsl.s"):
         stoker.load(qqq=1)
     with pytest.raises(RecipeError, match="@context has no option 'memry'; did you mean memory"):
         stoker.context(memry="4 GB")

@@ -162,7 +162,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
     assert f"going on with run: {kept} of 60 are there" in out
     assert "of 60 answers are kept in run" in out
     command = f"stoker batch r.jsonl --model {models / 'tiny'} --out run"
-    assert f"to go on, the same command:  {command}" in out
+    assert f"to continue, the same command:  {command}" in out
     assert not (tmp_path / "run" / "responses.jsonl").exists(), "a file that is not whole"
 
     summary = json.loads(batch(tmp_path, *arguments, "--out", "run", "--json", *up.joined))
@@ -320,7 +320,7 @@ def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models, up)
     said = done.stdout + done.stderr
     assert "exit 1" in said, said
     assert "cannot be written: No space left on device" in said
-    assert "when the cause is mended, the same command:  stoker batch r.jsonl" in said
+    assert "once the cause is fixed, the same command:  stoker batch r.jsonl" in said
     assert "exit 0" in said, said
     made = read_lines(tmp_path / "responses.jsonl")
     assert [line["custom_id"] for line in made] == [f"r{number}" for number in range(REQUESTS)]

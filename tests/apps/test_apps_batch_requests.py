@@ -129,7 +129,7 @@ def test_a_value_that_changes_nothing_is_taken(name, value):
 WRONG_CHAT = [
     ({"n": 2}, "n", "unsupported_value", "is 2; only 1 is supported"),
     ({"n": True}, "n", "unsupported_value", "is true"),
-    ({"stream": True}, "stream", "unsupported_value", "only false can be had"),
+    ({"stream": True}, "stream", "unsupported_value", "only false is supported"),
     ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", 'engine = "vllm" can'),
     ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", 'must be an object of token ids with numbers'),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", 'engine = "vllm" can'),

@@ -156,7 +156,7 @@ def test_a_value_that_cannot_be_told_is_named_by_its_place(tmp_path):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"line 1: two columns are called claim; give each a name"):
+    with pytest.raises(ConfigError, match=r"line 1: two columns are called claim; give each its own name"):
         list(read_rows(put(tmp_path, "a.csv", "claim,label,claim\nA.,B.,C.\n")))
     table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")

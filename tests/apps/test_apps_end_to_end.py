@@ -112,7 +112,7 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
     assert f"going on with broken: {kept} of 21 are there" in out
     assert code == 130
     assert "results are kept in broken" in out
-    assert "go on:  stoker run fact_verification --resume broken" in out
+    assert "continue:  stoker run fact_verification --resume broken" in out
     assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
 
     out = stoker(tmp_path, "fact_verification", "--resume", "broken", *up.joined)

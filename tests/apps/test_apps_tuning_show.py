@@ -157,7 +157,7 @@ def test_a_board_has_a_line_a_job():
         "ends 12:00:00, in time by 10 min (deadline 12:10:00)",
     ]  # fmt: skip
     assert lines[4:6] == ["      no", "      model"]
-    assert lines[-1].startswith("other: whoever submitted it is gone")
+    assert lines[-1].startswith("other: the program that submitted it is gone")
     assert "stoker tune submit" in board.board_lines([], now=NOON)[0]
     many = [BoardRow(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
     few = board.board_lines([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)

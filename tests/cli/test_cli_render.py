@@ -283,7 +283,7 @@ def test_attach_says_how_many_calls_are_open_and_down_what_is_left():
         == "session k3v9 stays up with 51,328 open calls; `stoker down k3v9` ends it"
     )
     assert status.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
-    assert status.leave(None, name="k3v9", stays=False) == "session k3v9 goes on, and ends with its program"
+    assert status.leave(None, name="k3v9", stays=False) == "session k3v9 keeps running, and ends with its program"
     assert down.render([LeftBehind("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
         "session k3v9 was told to end, but not all of it has:",
         "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",

@@ -395,7 +395,7 @@ def test_attach_on_a_pipe_says_changes_once_and_ctrl_c_leaves(manager: Manager, 
         attached.send_signal(signal.SIGINT)
         rest, _ = attached.communicate(timeout=PATIENCE_S)
     assert attached.returncode == 0
-    assert rest.splitlines()[-1] == "session test goes on, and ends with its program"
+    assert rest.splitlines()[-1] == "session test keeps running, and ends with its program"
     assert manager.process.poll() is None
 
 

@@ -89,8 +89,8 @@ CROWDED = (
     [
         (f"(memory): it ended its library 2 times; the last time: {TOOK}", "user", "declared_memory"),
         (f"(infrastructure): devices failed it 3 times, on 3 pilots:\n  n1: {CROWDED}", "infrastructure", "memory"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (nobody here sent it: most"
-         " often the system had no memory left), in a call on llm", "user", "memory"),
+        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (no Stoker process sent"
+         " it: most often the system had no memory left), in a call on llm", "user", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
         ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: something in"
          " it called exit, in a call", "user", "crash"),

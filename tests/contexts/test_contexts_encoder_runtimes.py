@@ -122,7 +122,7 @@ def test_options_that_a_runtime_cannot_have_are_refused(folder: Path, options: d
 
 
 def test_a_length_that_only_the_loaded_model_refuses_is_refused_there(dynamic: Any) -> None:
-    with pytest.raises(RecipeError, match="a runtime of 41 tokens, and the model reads 40 at the most"):
+    with pytest.raises(RecipeError, match="a runtime of 41 tokens, and the model reads at most 40"):
         dynamic.as_runtime(41)
 
 

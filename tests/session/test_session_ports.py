@@ -219,7 +219,7 @@ def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         folder.write(SessionFile("test", wire.VERSION, address, "no key"))
         assert not presence.is_up(folder)
-    assert "session test: its manager cannot be asked whether it is there" in caplog.text
+    assert "session test: its manager cannot be reached" in caplog.text
 
 
 ELSEWHERE = """

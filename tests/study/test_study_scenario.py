@@ -268,8 +268,8 @@ def test_a_walltime_that_no_load_fits_in_is_refused() -> None:
 
 DOUBTS = {
     ("sources.old.capacity=0",): "source old never serves a call: its capacity is 0 all the time",
-    ("sources.new.capacity=40",): "source new: there is capacity for 40 blocks, but max_blocks = 4: no more are asked"
-    " for",
+    ("sources.new.capacity=40",): "source new: there is capacity for 40 blocks, but max_blocks = 4: no more are"
+    " submitted",
     ("sources.new.walltime=10 s",): "source new never serves a call: a block lasts 10 s, and llm takes 13 s until it is"
     " loaded there",
     ('contexts.llm.kinds=["a10"]', "sources.old.max_blocks=2"): "source old never serves a call: its devices (NVIDIA"
