@@ -1,4 +1,4 @@
-"""What measures Stoker against its peers, in one run on one machine. `python -m benchmarks --help` lists them."""
+"""Measures Stoker against its peers, in one run on one machine. `python -m benchmarks --help` lists the benchmarks."""
 
 import sys
 from pathlib import Path

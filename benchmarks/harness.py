@@ -41,7 +41,7 @@ def path() -> str:
 
 
 def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
-    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and what it printed."""
+    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and its output."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
     environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
     begun = time.perf_counter()
@@ -86,7 +86,7 @@ def run_side(
 
 
 def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """What each side gives, in the order in which they are named. Pairs of an odd number begin with the last side."""
+    """Each side's results, in the order of their names. Odd pairs begin with the last side."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
@@ -163,7 +163,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Clock:
-    """Notes the load when it is made, and again when the facts are asked for."""
+    """Notes the load when it is created, and again when the facts are read."""
 
     def __init__(self, command: str) -> None:
         self._command = command

@@ -1,4 +1,4 @@
-"""What README and other pages quote of benchmarks, from their records in `benchmarks/records`."""
+"""Figures that README and other pages quote, from their records in `benchmarks/records`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
 _LOGGING = "python_app with Parsl's default logging, calls/s"
 _DIRECT = "calls/s, TaskVine direct"
 _TASKVINE = ("taskvine-a7c089d", "taskvine")
-"""Two records, of different commits. What else the machine had to do is not known but for the load."""
+"""Two records, of different commits. Apart from the load, the machine's other work is unknown."""
 
 
 class BenchRecord(msgspec.Struct, frozen=True):

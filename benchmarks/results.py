@@ -19,11 +19,11 @@ from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
-"""What each is called in records. `here`: the commit, of records that compare this checkout with another."""
+"""Each side's name in records. `here`: the commit, in records that compare this checkout with another."""
 
 
 def lacks(record: Any) -> list[str]:
-    """What is missing in a record, in words; empty if it has a command, a commit without changes, and a load."""
+    """Missing parts of a record, in words; empty if it has a command, a commit without changes, and a load."""
     said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
     commits = [str(value) for name, value in said if name in _NAMES["commit"]]

@@ -89,7 +89,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """What one benchmark found. `skipped` says why it found nothing; `notes` are lines below the table."""
+    """The result of one benchmark. `skipped` says why it has none; `notes` are lines below the table."""
 
     name: str
     title: str

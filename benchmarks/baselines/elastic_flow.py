@@ -58,7 +58,7 @@ class ElasticFlow(InRounds):
         self._sizes: dict[int, int] = {}
         """Replicas that each call is to have, by the last plan."""
         self._places: dict[int, list[Place]] = {}
-        """Where those of each call are, or are being loaded."""
+        """The devices of each call's libraries, loaded or loading."""
         self._sent: set[int] = set()
         self._evicted: set[int] = set()
         """Calls that were told to stop and have not yet."""

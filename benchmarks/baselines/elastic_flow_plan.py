@@ -67,7 +67,7 @@ def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int =
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a job is to get: from when to when how many devices."""
+    """A job's allocation: numbers of devices over time."""
 
     pieces: tuple[tuple[float, float, int], ...]
 
@@ -80,7 +80,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Free:
-    """Devices that nobody was given yet, from now on for ever."""
+    """Devices without an allocation, from now on for ever."""
 
     __slots__ = ("_at", "_count")
 
@@ -129,7 +129,7 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
 
 
 def minimum_share(job: Job, free: Free) -> Share | None:
-    """The smallest size with which the job is in time; None if there is none (or nothing that it could be late for)."""
+    """The smallest size with which the job is in time; None if no size is (or it has no deadline)."""
     for size, seconds in job.run_s:
         share = fill(job, size, free) if seconds < math.inf else None
         if share is not None and share.ends_at <= job.deadline_at:
@@ -138,7 +138,7 @@ def minimum_share(job: Job, free: Free) -> Share | None:
 
 
 def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int, Share]:
-    """Shares of all jobs that are in time with one, by id. Those that are not get none."""
+    """Shares of all jobs that are in time with one, by id. Late jobs get none."""
     free = Free(devices, now=now)
     line = sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id))
     shares: dict[int, Share] = {}

@@ -55,7 +55,7 @@ _RECENT = 20
 
 
 class Traffic:
-    """When jobs of a model came in the last `long_s`, and what they took."""
+    """Times of a model's jobs in the last `long_s`, and their durations."""
 
     __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
 

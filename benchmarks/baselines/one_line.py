@@ -59,7 +59,7 @@ def free_for(call: Call) -> list[Library]:
 
 
 def start(call: Call) -> Action | None:
-    """The order to begin a call on as many libraries as it wants at least; None if so many are not free."""
+    """The order to begin a call on its smallest number of libraries; None if too few are free."""
     count = max(1, call.group.options.gang[0])
     if len(call.group.context.idle) < count:
         return None

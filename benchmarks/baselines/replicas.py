@@ -30,7 +30,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""
 _ANY_MOMENT = 0.01
-"""What is taken to be left of a call that should be done by now."""
+"""Assumed remaining time of a call that should be done by now."""
 
 Place = tuple[PilotId, tuple[DeviceId, ...]]
 
@@ -56,7 +56,7 @@ class InRounds(Quiet):
 
 
 class ByOrder(WholeDevice):
-    """Residency that loads nothing by itself, but says of a context that can be nowhere why."""
+    """Residency that loads nothing, but says why a context can be loaded nowhere."""
 
     honours = frozenset()
 
@@ -121,7 +121,7 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """Return the seconds before the first item on hot replicas: the ranks meet, and what a `fresh` call does once."""
+    """Return the seconds before the first item on hot replicas: the ranks meet, and a `fresh` call does one-time work."""
     features = call.spec.features
     before_s = features.before_items_s(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)

@@ -24,7 +24,7 @@ from stoker.manager.policies.provisioning import KeepBlocks
 
 THRESHOLDS_GPU_S = (18_000.0,)
 RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
-"""What it takes to go on, in seconds; the same for calls on at least so many GPUs."""
+"""Seconds to resume; the same for calls on at least this many GPUs."""
 _DUE = "due"
 _ROUNDING_S = 1e-3
 

@@ -1,1 +1,1 @@
-"""What the engine costs: calls, contexts, streams, transfers."""
+"""The costs of the engine: calls, contexts, streams, transfers."""

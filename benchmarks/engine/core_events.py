@@ -94,7 +94,7 @@ SUBMIT, PAYLOAD = 256, b"x" * 64
 
 
 class Load:
-    """A core with pilots, hot libraries and a queue, and what its pilots hold."""
+    """A core with pilots, hot libraries and a queue, and its pilots' calls."""
 
     def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
         self.run_s = 0.0002 if slots == 1 else 1.0

@@ -27,7 +27,7 @@ from benchmarks.tables import Bar, Table, versus
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
-"""Tasks that HTEX fetches ahead of need, in a line of its own (0 otherwise, its default)."""
+"""Tasks that HTEX prefetches, in a separate row (0 otherwise, its default)."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:

@@ -18,7 +18,7 @@ from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
 EVERY_S = 0.02
-"""A piece of each stream: 50 tokens a second."""
+"""The interval of each stream's pieces: 50 tokens a second."""
 WARM_UP = 10
 
 

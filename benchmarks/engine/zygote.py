@@ -45,7 +45,7 @@ def uses_torch_and_transformers(stamp: str) -> str:
 
 
 class Starter:
-    """What a pilot does to start libraries, without the rest of the pilot."""
+    """A pilot's starter of libraries, without the rest of the pilot."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

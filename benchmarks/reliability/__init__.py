@@ -1,1 +1,1 @@
-"""What is lost, killed, damaged or taken away, and how soon work goes on."""
+"""Losses, kills, damage and outages, and how soon work continues."""

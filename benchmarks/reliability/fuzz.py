@@ -31,7 +31,7 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""Inputs for each core that is made anew: one core takes some hundred events."""
+"""Inputs for each new core: one core takes some hundred events."""
 
 
 def fuzz(

@@ -124,11 +124,11 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
 TOKEN_BYTES = 2 * 6 * 64 * 4
 """Of the tiny model: keys and values of 6 layers, 64 wide, of 4 bytes."""
 FIXED_BYTES = 510_000_000
-"""What a library takes beside its cache: the process, by `contexts.inference.choosing`, and the weights."""
+"""Memory of a library besides its cache: the process, by `contexts.inference.choosing`, and the weights."""
 WATERMARK = 0.25
-"""So much more cache than a recipe declares the policy reserves at a load."""
+"""Extra cache, beyond the recipe's, that the policy reserves at a load."""
 REHEARSAL_S, TOLD_EVERY_S = 25.0, 13.0
-"""Libraries tell of their steps every 10 s, and once more later."""
+"""Libraries report their steps every 10 s, and once more later."""
 SITE = """
 name = "here"
 [provider]

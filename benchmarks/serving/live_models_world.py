@@ -40,7 +40,7 @@ AIM = 0.75
 WITHIN = (0.6, 0.9)
 LEAST_RATE, MOST_RATE, HALVINGS = 0.5, 64.0, 7
 WARM_S = 120.0
-"""In the simulator each model is asked once, and so loaded, so long before the first request that counts."""
+"""In the simulator each model gets one request, and so loads, this long before the first request that counts."""
 
 
 _TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
@@ -56,7 +56,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) -> list[Request]:
-    """Return requests at so many a second. With one seed lengths and models are the same at any rate."""
+    """Return requests at this rate per second. With one seed lengths and models are the same at any rate."""
     chance = random.Random(f"live-models/{seed}")
     weights = [1 / (1 + number) for number in range(MODELS)]
     found, at_s = [], 0.0

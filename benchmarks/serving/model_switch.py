@@ -81,7 +81,7 @@ TOKENS = 8
 THREADS = 1
 """Of each model: threads that wait for each other measure how busy the machine is otherwise."""
 SHARE = 0.55
-"""Of the device's memory (nine tenths of the host's): of two models that take so much, one fits."""
+"""A share of the device's memory (nine tenths of the host's) with which one of two models fits."""
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:

@@ -45,7 +45,7 @@ from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
 
 LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
-"""What the bank is built over, and what the samples of a task are drawn with."""
+"""The bank's candidates, and the source of a task's samples."""
 SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
 
@@ -101,7 +101,7 @@ def table_of(found: dict[str, Any]) -> Table:
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
 """The tasks, in the order in which they are taken."""
 LONGEST = 600
-"""Characters of a sample, at the most: longer ones are passed over."""
+"""Longest sample, in characters: longer ones are skipped."""
 
 
 class Scores:

@@ -39,7 +39,7 @@ from stoker.chance import Stream
 NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
-"""The task and the number of random prompts whose iterations are compared with those of Figure 2c."""
+"""The task and the number of random prompts whose iterations are compared with Figure 2c's."""
 SPREAD_SAID = (1.7, 4.5)
 """How many times the least iterations the median and the most are in the paper (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"

@@ -54,15 +54,15 @@ Points = Sequence[Sequence[float]]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What decides the numbers. They were chosen before the first result was seen."""
+    """Settings that decide the numbers. They were chosen before the first result was seen."""
 
     samples: int = 240
-    """Of a task, at the most, drawn from those of at most `longest` characters."""
+    """Samples of a task at most, drawn from the ones of at most `longest` characters."""
     longest: int = 120
     tokens: int = 16
     """Of a prompt, for its score and as the soft prompt."""
     scored: int = 8
-    """Samples of a score. They are drawn from those that the tuning trains on."""
+    """Samples of a score, drawn from the training samples."""
     evaluation: int = 12
     """Samples that decide when the target is reached; neither scored nor trained on."""
     share: int = 24

@@ -95,7 +95,7 @@ def fixed_s(spent: dict[str, float]) -> float:
 
 
 def simulated_s(side: dict[str, Any]) -> float:
-    """The job on two devices in a world of what one device took, from its first second to its last."""
+    """The job on two devices in a world with one device's measured times, from its first second to its last."""
     spent, items = side["one"]["spent_s"], side["iterations"]
     head_s = fixed_s(spent) - spent["bank"]
     context = ContextModel(

@@ -1,4 +1,4 @@
-"""One run of the evaluation: a system, its devices and its workload; and what came of it."""
+"""One run of the evaluation: a system, its devices, its workload, and its results."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ class Fleet:
         self.free_at: list[float] = []
         self.serves: list[bool] = []
         self.counts = [0] * len(rows)
-        """Instances of each runtime, with those that are coming."""
+        """Instances of each runtime, also the ones that start."""
         self.work_s = 0.0
-        """Of all requests so far, without what was padded away: what they have kept devices busy."""
+        """Device time of all requests so far, without padding."""
         self.out, self.most_out, self.replaced = 0, 0, 0
         """Instances out of service for a replacement, now and at most; all that were replaced."""
         self._runtime_rows, self._runtime_of = rows, list[int]()

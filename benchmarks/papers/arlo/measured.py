@@ -137,7 +137,7 @@ _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: what the session's policy and the model make of the same requests."""
+    """One seed: the results of the session's policy and of the model on the same requests."""
 
     seed: int
     rate: float

@@ -19,7 +19,7 @@ GRID_SEEDS = (4, 5)
 names."""
 
 PERIOD_S = 120.0
-"""Of the Runtime Scheduler (§5); its length distribution is that of the last period."""
+"""Of the Runtime Scheduler (§5); its length distribution is the last period's."""
 OVERLOAD_S = PERIOD_S / 2
 """Second reading of the allocation, added after runs with seeds 1 and 2: §3.3 says that no instance is to have more
 than its capacity, and eqs 3 and 5 let the longest runtime have more. Then a request above the capacity of an instance
@@ -27,7 +27,7 @@ adds so much to its mean latency: half the time until the next allocation."""
 OVERHEAD_S = 0.0008
 """Added to the latency of each request (§5.2.1). Transfers overlap with computing, so no device is busy for it."""
 REPLACEMENT_S = 1.0
-"""An instance is out of service for so long after its last request (§4)."""
+"""Seconds that an instance is out of service after its last request (§4)."""
 REPLACED_AT_ONCE = 0.05
 """Share of all devices, at least one (§4: "small batches")."""
 
@@ -38,11 +38,11 @@ and lasts 0.3 s. The two states keep the mean rate of a second (§5: patterns ar
 SPAN = 512 / 125
 """A length is multiplied by it, as the longest text of the paper's trace, about 125 tokens, becomes 512 (§5)."""
 LONG_SHARE, LONG_SWING = 1 / 3, 1 / 6
-"""Requests of the file's long part: their share swings so much around its mean."""
+"""The share of requests of the file's long part swings by this much around its mean."""
 DRIFT_PERIOD_S = 480.0
 """Of that swing (Figure 12 has waves of about ten minutes)."""
 SECOND_SWING = 0.5
-"""Within each second the share is multiplied by a number that lies so near to 1, drawn anew (Figure 1b)."""
+"""Within each second the share is multiplied by a random number at most this far from 1 (Figure 1b)."""
 
 UTILIZATIONS = (0.65, 0.75, 0.85)
 """Table 3 and Figure 11 give no load. Here the ideal runtimes of all requests keep so much of the devices busy.
@@ -51,9 +51,9 @@ Fixed at first was 0.85 alone, with seeds 1 to 3. With it more requests were lat
 an interval, as the latency of Bert-Large."""
 
 HEADROOM = 1.05
-"""INFaaS adds devices until they can do so many times the work of the last five seconds."""
+"""INFaaS adds devices until they can do this multiple of the work of the last five seconds."""
 HEADROOM_OVER_S, HEADROOM_STAYS_S = 5.0, 30.0
-"""The window of that work; a device is released after so long a time with one too many."""
+"""The window of that work; after this time with one device too many INFaaS releases it."""
 SCALE_UP_AT, SCALE_DOWN_AT = 0.95, 0.50
 """Arlo's target tracking: the 98th percentile in relation to the objective (§4)."""
 RECENT_S, SCALE_DOWN_EVERY_S = 10.0, 60.0

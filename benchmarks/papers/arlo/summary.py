@@ -78,7 +78,7 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
 def less(
     of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
-    """Return by how many per cent a number of one system is below that of others, on the same requests."""
+    """Return by how many per cent a number of one system is below the others', on the same requests."""
     found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
@@ -125,13 +125,13 @@ TARGET_RATE = 150_000
 """Requests that the model answers in a second of one core."""
 
 Reading = Callable[[str], str]
-"""What a system of Arlo's is called in one reading of its allocation."""
+"""The name of one of Arlo's systems in one reading of its allocation."""
 BOTH: tuple[Reading, ...] = (str, within_capacity)
 COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What came out. `is_met`: None if it has not been run; `why`: beside the answer."""
+    """The verdict. `is_met`: None if it was not run; `why`: a remark on the answer."""
 
     here: str = MISSING
     is_met: bool | None = None

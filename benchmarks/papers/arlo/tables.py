@@ -155,7 +155,7 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 
 def experiments() -> list[Case]:
-    """What explains misses: no drift, an overhead that keeps a device busy, lower loads, no bursts, a faster model."""
+    """Causes of misses: no drift, an overhead that keeps a device busy, lower loads, no bursts, a faster model."""
     still = [
         replace(case, workload=replace(case.workload, drift=0.0))
         for figure in FIXED.values()

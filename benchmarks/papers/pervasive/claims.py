@@ -205,7 +205,7 @@ def _told(found: Found, claim: Claim, batch: int) -> str:
 
 
 def decided(claim: Claim, name: str) -> str:
-    """Whether a variant of Figure 9 was written anew, or kept, when the paper's number and predictions were known."""
+    """Whether a variant of Figure 9 was changed or kept after the paper's number and predictions were known."""
     if not claim.figure.startswith("9"):
         return ""
     return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"

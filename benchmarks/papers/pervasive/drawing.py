@@ -1,4 +1,4 @@
-"""The figures of the page: what the paper has, and what came of the simulated runs."""
+"""The figures of the page: the paper's numbers and the simulated runs."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ _DRAWS = 10_000
 _DIGITS = 4
 _NAMES = tuple(BOUNDS)
 _LEAST = 1e-3
-"""What a bound of nothing counts as where ratios are taken."""
+"""The value of a zero bound in ratios."""
 
 
 class Fit(msgspec.Struct, frozen=True):

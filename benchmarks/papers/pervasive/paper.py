@@ -13,7 +13,7 @@ from stoker.contexts.recipe import Awareness
 
 INFERENCES = 150_000
 ROUNDED_S = 100.0
-"""Times are read from a text that rounds them to so much."""
+"""The text rounds times to this."""
 A10, TITAN = "NVIDIA A10", "NVIDIA TITAN X (Pascal)"
 EACH = 10
 """GPUs of each kind (§4.1)."""
@@ -44,7 +44,7 @@ RUNS = (
     Run("7", Awareness.DISK, 1000, 3_200.0), Run("7", Awareness.FULL, 1, 3_300.0),
     Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
 )  # fmt: skip
-"""§4.2 and §4.3. Full awareness with calls of 1000 has no number of its own: it lies between the best and the worst."""
+"""§4.2 and §4.3. Full awareness with calls of 1000 has no number: it lies between the best and the worst."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ TENSOR: Mapping[str, float] = {
     "NVIDIA RTX 6000 Ada Generation": 364.0, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 149.7,
     "NVIDIA H100 80GB HBM3": 989.0,
 }  # fmt: skip
-"""The same in 16 bits on tensor cores, dense, where there are any."""
+"""The same in 16 bits on tensor cores, dense, if the GPU has them."""
 
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
 """Kinds that came out before 2018, by Table 1."""

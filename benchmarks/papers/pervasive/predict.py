@@ -115,7 +115,7 @@ EARLY_S = (60.0, 600.0)
 """When the three GPUs of Figure 8 may have dropped out."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
 NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
-"""What Figure 8 would be without the loss, for comparison."""
+"""Figure 8 without the loss, for comparison."""
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("a GPU more every 2 min, half and half", 1920.0, 1.0, HALVES),
     ("a GPU more every minute, half and half", 960.0, 1.0, HALVES),
@@ -123,7 +123,7 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("slowly at first, 20 after 64 min, half and half", 3840.0, 2.0, HALVES),
     ("a GPU more every 2 min, as the cluster", 1920.0, 1.0, paper.TABLE_1),
 )
-"""What it is called, how long it takes, how bent it is, and the kinds."""
+"""Its name, its duration, its curvature, and the kinds."""
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
 """When the ramps of both were written anew (commit 4995f9b, which added calls of 1,000 and nodes that share a disk as
@@ -139,7 +139,7 @@ KEPT_VARIANTS = frozenset(
 BATCH = 100
 BATCHES = (BATCH, 1000)
 LOOK_S = 10.0
-"""Figures 8 and 9 are drawn from what there is every so many seconds."""
+"""Interval of the points of Figures 8 and 9, in seconds."""
 
 Look = tuple[float, float]
 """Inferences that are completed, and GPUs, at a moment."""
@@ -279,7 +279,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What a parameter set gives on such nodes: Figure 6's partial run in seconds, and Figure 8's."""
+    """The results of a parameter set on such nodes: Figure 6's partial run in seconds, and Figure 8's."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]

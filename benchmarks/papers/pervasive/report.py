@@ -1,4 +1,4 @@
-"""`docs/reproduction/context-paper.md`: paper and prediction side by side, and what cannot be known."""
+"""`docs/reproduction/context-paper.md`: paper and prediction side by side, and the unknowns."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def static() -> Pools:
 def vanishing(
     *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
 ) -> Pools:
-    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: so many of a kind go before, at `lost_at_s`."""
+    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: GPUs of each kind lost, at `lost_at_s`."""
     pools, goes_at = {}, from_s
     for kind in (paper.A10, paper.TITAN):
         here, steps = paper.EACH, [(0.0, paper.EACH)]

@@ -56,7 +56,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
-    """Return all that the grid asks for, or so many of the central set's seeds, the stages and the sets."""
+    """Return the whole grid, or this many of the central set's seeds, the stages and the sets."""
     every = grid.report.seeds[: seeds or None]
     return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 

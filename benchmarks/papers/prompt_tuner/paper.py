@@ -25,7 +25,7 @@ SERVER_GPUS = 8
 MINUTES = 20
 
 WINDOW_S = 60.0
-"""A GPU that serves nobody for so long leaves its warm pool (§4.4.2)."""
+"""Seconds after which an idle GPU leaves its warm pool (§4.4.2)."""
 WINDOWS_S = (15.0, 60.0, 240.0)
 """Figure 8c varies it; the text names 60 s alone, so these are ours."""
 BANK_SIZES = (1000, 2000, 3000)
@@ -62,7 +62,7 @@ TIMES_CHEAPER: Mapping[str, float] = {"infless": 1.6, "elastic-flow": 4.5}
 LEAST_FEWER_POINTS = 10.0
 """Figure 7c: "at least 10% SLO violation reduction across varying SLO levels"."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
-"""Figures 8a and 8b: what reusing prompts does to violations, in points, and cost, in percent."""
+"""Figures 8a and 8b: the effect of reused prompts on violations, in points, and on cost, in percent."""
 INITIALISATION = (0.11, 0.50)
 """The share of a job's latency in which INFless initialises instances, on the mean and at most (Figure 3b)."""
 ROUND_S = (0.013, 0.067)

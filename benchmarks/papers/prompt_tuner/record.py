@@ -152,7 +152,7 @@ def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: st
 
 
 TEXT = (Reading.HOLD, Reading.RESIZES)
-"""The readings nearest to the text: those that every table has."""
+"""The readings nearest to the text: the ones in every table."""
 
 
 class Page:

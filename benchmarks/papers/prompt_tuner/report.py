@@ -1,4 +1,4 @@
-"""`docs/reproduction/prompttuner.md`, from its record: paper and ours side by side, and what cannot be known."""
+"""`docs/reproduction/prompttuner.md`, from its record: paper and ours side by side, and the unknowns."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Bar(msgspec.Struct, frozen=True):
     digits: int = 1
     below: bool = False
     paper: str = ""
-    """What the paper has, where it has a number."""
+    """The paper's number, if it gives one."""
 
     def holds(self, one: MeanEstimate) -> bool:
         return one.high < self.wanted if self.below else one.low >= self.wanted

@@ -22,7 +22,7 @@ TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Baselines' settings are chosen on these, which no result is from."""
 
 Settings = tuple[tuple[str, bool | int | float | str], ...]
-"""What a policy is made with: keywords and their values."""
+"""Keyword arguments of a policy."""
 
 
 class System(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def at(load: str, emergence: float) -> Group:
 MEDIUM, HIGH = at("medium", 1.0), at("high", 1.0)
 BOUND = Group("bounds of twice the iterations that are needed", changed=(("bound", 2.0),))
 APART = Group("each model with a trace and a peak of its own", changed=(("mixed", False),))
-"""Medium load, S = 1.0, what the grid does not vary."""
+"""Medium load, S = 1.0, the constants of the grid."""
 FEWER_GPUS = tuple(Group(f"{gpus} GPUs", gpus=gpus) for gpus in (8, 16, 24))
 """Figure 3c, whose numbers of GPUs the text does not give: medium load, S = 1.0."""
 
@@ -130,7 +130,7 @@ class Condition(enum.Enum):
 
 
 Chosen = Mapping[Reading, System]
-"""Each reading in its best setting, where nobody learns."""
+"""Each reading in its best setting, without learning."""
 
 
 def ours(condition: Condition) -> System:

@@ -99,7 +99,7 @@ def simulated(case: Case) -> Result:
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
 STEP = 0.05
-"""By so much the limit is raised where too few sets count."""
+"""The limit is raised by this if too few sets count."""
 Progress = Callable[[str], Callable[[int, int], None]]
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
@@ -107,7 +107,7 @@ _WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_
 
 
 class Anchored(msgspec.Struct, frozen=True, array_like=True):
-    """A set, and what it gives of each anchor under each seed of a stage; fewer where one was off already."""
+    """A set, and its results for each anchor under each seed of a stage; fewer if one was off already."""
 
     choice: Choice
     seeds: tuple[int, ...]
@@ -123,7 +123,7 @@ class Anchored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Searched(msgspec.Struct, frozen=True):
-    """What was found: all sets by their last stage, and those that count (`admitted`), within which limit."""
+    """The result of the search: all sets by their last stage, the ones that count (`admitted`), and their limit."""
 
     stages: tuple[tuple[Anchored, ...], ...]
     within: float

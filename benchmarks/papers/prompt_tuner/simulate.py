@@ -167,9 +167,9 @@ def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float)
 
 
 _LONGEST_S = 4 * 3600.0
-"""A run that goes on for so long is cut off; what is not done by then counts as a violation."""
+"""A run is cut off after this time; its unfinished jobs count as violations."""
 _KNOWN_AT_S = 1e-3
-"""When the manager is told of the models: before jobs come."""
+"""When the manager learns of the models: before jobs come."""
 
 
 def simulate(case: Case) -> Result:

@@ -30,7 +30,7 @@ Sizes = dict[str, tuple[int, ...]]
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A source, the values that the arguments of `load` and of `run` take, and those of its constants."""
+    """A source, the values of the arguments of `load` and of `run`, and of its constants."""
 
     name: str
     load: Sizes = {}
@@ -54,7 +54,7 @@ FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(),
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """Return so many points of each family's grid, drawn with a fixed seed; or others, on which nothing was decided."""
+    """Return this number of points of each family's grid, by a fixed seed; or other points, unused for decisions."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()
@@ -91,7 +91,7 @@ def _with_constants(text: str, constants: dict[str, int]) -> str:
 LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
-"""While this file is there, somebody else on this machine measures."""
+"""While this file exists, another process of this machine measures."""
 
 
 def main() -> int:

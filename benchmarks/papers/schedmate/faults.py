@@ -37,7 +37,7 @@ RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
-"""What the story of a call says where a death counts against it."""
+"""Text of a call's story when a death counts against it."""
 
 
 def main() -> int:

@@ -99,7 +99,7 @@ _PRINTS_MORE = ("nanogpt", "maxtext")
 
 @dataclass
 class Log:
-    """Lines with the times at which they were printed, and what is true at their end."""
+    """Lines with the times at which they were printed, and the truth at their end."""
 
     lines: list[tuple[float, str]]
     values: dict[str, float]

@@ -44,7 +44,7 @@ _AT_0 = START.timestamp()
 
 @dataclass
 class Case:
-    """A log as bytes, the length and time of an earlier look, the time of its end, and what is true then."""
+    """A log as bytes, the length and time of an earlier look, the time of its end, and the truth then."""
 
     form: str
     name: str

@@ -1,4 +1,4 @@
-"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it."""
+"""One run of the evaluation: a system, its models, its nodes, its workload, and its results."""
 
 from __future__ import annotations
 

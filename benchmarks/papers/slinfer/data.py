@@ -25,7 +25,7 @@ OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpo
 
 
 GROUP = 8
-"""Functions of a workload that are called about as often stand together, so many of them."""
+"""Size of the groups of functions of a workload that are called about equally often."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class _Function(msgspec.Struct, frozen=True):
 def read_workload(
     name: str, models: int, *, objective: Objective = OBJECTIVE, for_s: float = 0.0
 ) -> list[Arrival]:  # fmt: skip
-    """Return the requests to so many models (`model-0`, ...) of a workload, of its first seconds (0: of all)."""
+    """Return the requests to this number of models (`model-0`, ...) of a workload, in its first seconds (0: all)."""
     path = Path(DATA / f"{name}.json")
     functions = msgspec.json.decode(path.read_bytes(), type=list[_Function])
     if not 1 <= models <= len(functions):

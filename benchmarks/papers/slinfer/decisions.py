@@ -70,7 +70,7 @@ class Watch:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
         self.decisions_s: dict[tuple[int, int], float] = {}
-        """What was computed for each call, by the number of the call and of the round before."""
+        """The results computed for each call, by the number of the call and of the round before."""
         self._weighed = 0
         self._round = 0
 

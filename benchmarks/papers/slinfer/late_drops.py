@@ -26,7 +26,7 @@ from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6
-"""A timer that fires so much too early is in time: a shell's clock may count in microseconds."""
+"""A timer may fire this much too early: a shell's clock may count in microseconds."""
 
 
 class LateDrops:

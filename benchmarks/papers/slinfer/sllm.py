@@ -140,7 +140,7 @@ class UpToLimit(Quiet):
 
 
 class WhereFree(Quiet):
-    """Residency: an instance is loaded for whoever has waited longest, where a device has fallen free."""
+    """Residency: a freed device loads an instance for the request that has waited longest."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out

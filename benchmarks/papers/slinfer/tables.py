@@ -62,7 +62,7 @@ DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
     "instances stay 10 s": (SLLM_CS, Nodes(), {"keep_alive_s": 10.0}),
     "half a node computes at half its speed": (SLLM_CS_STATIC, Nodes(), {}),
 }
-"""What the text leaves open of `sllm+c+s`, and one experiment for each."""
+"""Details of `sllm+c+s` that the text leaves open, with one experiment for each."""
 LARGER_CPUS = Nodes(cpu_memory_bytes=256_000_000_000)
 ALLOCATES = Nodes(cache_s_per_gb=0.03)
 """A load allocates the cache of its instance: 1.9 s for 64 GB (Figure 17)."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
-"""Each failure is recorded so often, with other steps, ranks and forms of lines."""
+"""Each failure is recorded this number of times, with other steps, ranks and forms of lines."""
 _OVER_S = 100.0
 
 

@@ -29,7 +29,7 @@ CONSEQUENCES = re.compile(
     r"|Job step aborted|Force Terminated|launch/slurm: _step_signal)|mpirun: Forwarding signal|Primary job  terminated normally"
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
-"""What launchers write of each end, as `noise.ending` does of those that are injected: it is no failure's own line."""
+"""Launchers' lines at each end, as `noise.ending` writes them for injected ones: they are no failure's own lines."""
 _NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 

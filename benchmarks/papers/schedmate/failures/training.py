@@ -25,7 +25,7 @@ SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "
 FOLDS = 6
 PARTITIONS = 3
 LEAST_TYPES = 2
-"""A fact counts if so many fault types have it: a fact of one type alone says nothing of the next."""
+"""A fact counts if this many fault types have it: a fact of one type alone does not generalise."""
 RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0

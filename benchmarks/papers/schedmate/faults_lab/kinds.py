@@ -20,7 +20,7 @@ import stoker
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 
 MESSAGES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("messages.toml").read_bytes())
-"""What CUDA, NVML and NCCL print, and the kind of torch exception that carries it, by what went wrong."""
+"""Output of CUDA, NVML and NCCL, and the kind of torch exception that carries it, by fault."""
 GB = 1 << 30
 DECLARED_GB, DECLARED_MB = 10, 900
 SICK_S = 1.5
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A GPU that is stood in for: what this process holds of it, beside what the driver says that others do."""
+    """A stand-in for a GPU: this process's memory on it, and other processes' by the driver."""
 
     def __init__(self, operator: str) -> None:
         import pynvml

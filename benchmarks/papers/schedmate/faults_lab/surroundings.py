@@ -162,7 +162,7 @@ def _wait(file: Path, *, there: bool) -> None:
 
 
 class Neighbours:
-    """Starts the neighbours that are asked for in a folder, and ends the others."""
+    """Starts the neighbours requested in a folder, and ends the others."""
 
     def __init__(self, requests: Path) -> None:
         self._requests = requests

@@ -36,7 +36,7 @@ PREDICTING = {
     simulate.TIRESIAS_OTHER: "Tiresias with three queues",
     simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
 }
-"""What the page calls a system, where that is another name."""
+"""The page's name of a system, if it differs."""
 
 
 class Cells:

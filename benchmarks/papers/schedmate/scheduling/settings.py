@@ -1,4 +1,4 @@
-"""What the runs share, fixed on 2026-11-26 before any policy had run on the trace; the page names later changes."""
+"""Settings of all runs, fixed on 2026-11-26 before any policy had run on the trace; the page names later changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ and over the load; rounded up to whole pilots, and no fewer than its largest job
 lower than its name."""
 
 DRAWS = 3
-"""An error is drawn so often for each window; a window counts with the mean of its draws."""
+"""Draws of an error for each window; a window counts with their mean."""
 SEED = 20261126
 
 PAPER_SHARE, LUCID_SHARE = 0.857, 0.277
@@ -34,10 +34,10 @@ TIRESIAS_THRESHOLDS_GPU_S = (18_000.0,)
 TIRESIAS_OTHER_GPU_S = (3_250.0, 7_200.0)
 """Of the published simulator of Lucid, which is by the authors of SchedMate; and of Tiresias's own."""
 TIRESIAS_RESTART_S = (40.0, 60.0)
-"""What a preempted job takes longer, on up to 8 GPUs and on more; of the same simulator of Lucid."""
+"""Extra time of a preempted job, on up to 8 GPUs and on more; from the same simulator of Lucid."""
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 """Of the paired bootstrap: weeks are drawn again within each virtual cluster."""
 LONGEST_S = 400 * 86_400.0
-"""A run that goes on for so long is refused: something is wrong."""
+"""A run longer than this is refused as wrong."""
