@@ -110,7 +110,7 @@ def main() -> None:
     ask.add_argument("case", choices=CASES)
     asked = ask.parse_args()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else prints must not be taken for a figure
+    os.dup2(2, 1)  # other output must not be taken for a figure
     with CASES[asked.case]() as figure:
         print("ready", file=out, flush=True)
         for _ in sys.stdin:

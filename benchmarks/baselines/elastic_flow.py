@@ -134,7 +134,7 @@ class ElasticFlow(InRounds):
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
-        run_s = [  # of a job that goes on as it is, what is left of its start is in `lag_s`
+        run_s = [  # a continuing job has the rest of its start in `lag_s`
             (size, left * seconds + (0.0 if runs and size == has else starts_in_s(call, size=size, fresh=fresh)))
             for size, seconds in known.items()
         ]

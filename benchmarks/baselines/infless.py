@@ -242,7 +242,7 @@ class Infless(InRounds):
         if not in_time:
             hopeful = bool(objective.deadline_at) and view.now + min(lasts.values()) <= objective.deadline_at
             if hopeful and max(lasts) > stock.count and not self.hold:
-                return []  # more instances might help, and there are none now
+                return []  # more instances might help, and none is running now
             if objective.deadline_at and objective.drop_late:
                 return [Drop(call.id, "it would be late on as many devices as it may have")]
             count = min(lasts)

@@ -121,7 +121,7 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """Return the seconds before the first item on hot replicas: the ranks meet, and a `fresh` call does one-time work."""
+    """Seconds before the first item on hot replicas: the ranks meet, and a `fresh` call does its first work."""
     features = call.spec.features
     before_s = features.before_items_s(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)

@@ -143,7 +143,7 @@ class Tiresias(OneLine):
         context = job.call.group.context
         kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
         if len(context.idle) - kept < job.gpus:
-            return  # those that are to make room have not gone yet
+            return  # calls that must make room have not ended yet
         restart_s = self.restart_s[job.gpus >= WIDE_FROM] if job.preempted else 0.0
         if restart_s:
             job.holds_until = view.now + restart_s

@@ -38,7 +38,7 @@ def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names 
 def why_not() -> str:
     try:
         importlib.import_module("ndcctools.taskvine")
-        importlib.import_module("ndcctools.poncho.package_serverize")  # what makes a library, with all that it needs
+        importlib.import_module("ndcctools.poncho.package_serverize")  # the parts of a library, with all its needs
     except ImportError as error:
         return f"ndcctools does not import: {error}"
     if not worker_command():

@@ -114,7 +114,7 @@ def main() -> None:
     found = {
         "spent_s": spent_s,
         "calls": outcome.calls,
-        "events": outcome.core_events + outcome.calls - 1,  # those of a sweep arrive in one
+        "events": outcome.core_events + outcome.calls - 1,  # the ends of a sweep arrive in one
         "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
         "virtual_s": outcome.ended_at,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
@@ -142,7 +142,7 @@ def million(part: int) -> Simulation:
 
 
 def short(part: int) -> Simulation:
-    delays = Delays(frame_s=Duration(0.0125))  # what the dispatch policy takes a frame to be worth at such a rate
+    delays = Delays(frame_s=Duration(0.0125))  # the dispatch policy's estimate of a frame at this rate
     world = _world(200, item_s=0.005, delays=delays)
     return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 

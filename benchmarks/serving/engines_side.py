@@ -112,7 +112,7 @@ def _before(asked: argparse.Namespace) -> Write:
             group = requests[begin : begin + asked.rows]
             longest = max(most for _, most in group)
             model.generate([prompt for prompt, _ in group], max_new_tokens=longest, batch_size=asked.rows)
-        return sum(most for _, most in requests)  # what was asked for: the rest of a group's tokens is of no use
+        return sum(most for _, most in requests)  # the requested number: the rest of a group's tokens is not used
 
     return write
 

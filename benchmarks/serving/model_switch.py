@@ -135,7 +135,7 @@ def serve(pipe: Connection) -> None:
             model.sleep()
         else:
             model.wake()
-        if copied:  # what a GPU's memory would be left by, or filled from: each weight once through this memory
+        if copied:  # copies each weight once through this memory, as a GPU's memory is emptied or filled
             for each in weights:
                 each.clone()
         if order == "sleep":

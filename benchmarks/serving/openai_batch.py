@@ -126,7 +126,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     pilots: dict[int, psutil.Process] = {}
     marks: list[tuple[float, int]] = []
     plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
-    first: list[psutil.Process] = []  # the pilots of the beginning, of which each is to be killed
+    first: list[psutil.Process] = []  # the first pilots, each of which will be killed
     while batch.poll() is None and done < total:
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")

@@ -105,7 +105,7 @@ class Bench:
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
         least = min((iterations_to(points, reach, most=most) for points in known), default=most)
         for place, key in enumerate(listed):
-            # Whoever has not reached the target when another one had is not the best, wherever it would have ended.
+            # A prompt that has not reached the target when another one has is not the best, wherever it would have ended.
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))

@@ -271,7 +271,7 @@ def config(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: ModuleType) -> None:
-    """Fresh eyes found it: the second program got the context of the first."""
+    """The second program got the context of the first."""
 
     def loader() -> object:
         return own_config.SIZE, own_config.TABLE["a"], own_config.LOCK  # noqa: F821

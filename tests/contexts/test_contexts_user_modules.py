@@ -138,7 +138,7 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
 
 
 def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) -> None:
-    """Fresh eyes found it: a copy of an experiment's folder got the module, and the context, of the first."""
+    """A copy of an experiment's folder got the module, and the context, of the first."""
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
     for folder in folders:

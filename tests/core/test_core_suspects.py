@@ -87,7 +87,7 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
 def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how: str) -> None:
-    """Fresh eyes found it: only the end of a call was noticed, so the pilot stayed kept, and nothing ran any more."""
+    """Only the end of a call was noticed, so the pilot stayed kept, and nothing ran any more."""
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
     for _ in range(ALONE_AFTER):

@@ -106,7 +106,7 @@ def _over_time(
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]
-    # What is done stays done when a run is over; the GPUs of one that is over are of no interest.
+    # Finished tasks stay finished when a run is over; the GPUs of a run that is over do not matter.
     columns = [
         [looks[min(row, len(looks) - 1)][which] for looks in every if not which or row < len(looks)] for row in rows
     ]

@@ -133,7 +133,7 @@ class _Calls:
             job = self._jobs[call]
             if what == Happened.CALL_BEGAN:
                 self._began.setdefault(job, at_s)
-            if at_s <= self._began.get(job, at_s):  # not those of a later run
+            if at_s <= self._began.get(job, at_s):  # not a later run's
                 self._ran_on.setdefault(job, set()).add(library)
         elif what == Happened.CALL_ENDED:
             self._ended[self._jobs[call]] = at_s

@@ -104,7 +104,7 @@ def main() -> int:
     transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
     rows, held_out = [], "--held-out" in sys.argv[1:]
     order = recipes(held_out=held_out)
-    random.Random(0).shuffle(order)  # so that what else runs here falls on all families alike
+    random.Random(0).shuffle(order)  # so that other load on this machine affects all families alike
     for recipe in order:
         while QUIET.exists():
             time.sleep(5)

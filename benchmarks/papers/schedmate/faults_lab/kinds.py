@@ -123,7 +123,7 @@ def _memory_error(device: Device, run: Run) -> None:
 
 def _lost(device: Device, run: Run) -> None:
     if run.strikes and run.case.variant == "lost (NVML)":
-        kept = os.environ["STANDIN_NVML"]  # the pilot goes on to see a sound GPU, and keeps it
+        kept = os.environ["STANDIN_NVML"]  # the pilot continues to see a sound GPU, and keeps it
         lost = Path(run.node, "lost.json")
         lost.write_text(Path(kept).read_text().replace('"memory"', '"state": "lost", "memory"'))
         os.environ["STANDIN_NVML"] = str(lost)
