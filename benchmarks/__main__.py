@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...]`: measures, and says of every bar whether it is met.
+"""`python -m benchmarks [NAME ...]`: measures, and reports whether every bar is met.
 
 Exit status: 0 when every bar that was measured is met, 1 when one is missed, 2 when a benchmark failed or nothing was
 measured. A benchmark that cannot run here is skipped with its reason.

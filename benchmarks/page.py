@@ -1,4 +1,4 @@
-"""The page that `make bench` ends with: every bar as a picture, what is met, and what is missed.
+"""The page that `make bench` ends with: every bar as a picture, met or missed.
 
 It is one HTML file. A line shows the median as a part of what is wanted, on a logarithmic scale, with the range of the
 repeats; right of the vertical line is better, whether more or less was wanted.

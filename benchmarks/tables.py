@@ -1,6 +1,6 @@
-"""What a benchmark brings back, whether it meets its bar, and prose with computed numbers.
+"""The result of a benchmark, whether it meets its bar, and prose with computed numbers.
 
-A bar is not met without numbers, with a number that is none, or with fewer repeats than it asks for.
+A bar is not met without numbers, with a number that is not finite, or with fewer repeats than it asks for.
 """
 
 from __future__ import annotations

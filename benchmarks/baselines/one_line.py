@@ -1,4 +1,4 @@
-"""What policies share that keep the calls of a context in one line, with that context loaded on every device.
+"""Shared by policies that keep the calls of a context in one line, with that context loaded on every device.
 
 Rounds plan calls, at most ten a second and only after a change. A library has one device, and all libraries of a
 context are alike, so a call for n libraries runs on any n free ones.

@@ -1,4 +1,4 @@
-"""What policies of gangs share that plan in rounds: replicas on whole devices, and how long a call takes on them.
+"""Shared by policies of gangs that plan in rounds: replicas on whole devices, and how long a call takes on them.
 
 Dispatch plans and orders loads; residency (`ByOrder`) only says where a replica could be. A replica is one library
 with one or several devices of one pilot.

@@ -1,6 +1,6 @@
 """First come first served, and the shortest expected run first: SchedMate's first two baselines (§4.3), no preemption.
 
-The head of the line waits until enough libraries are free, and nobody passes it, as in Lucid's published simulator
+The head of the line waits until enough libraries are free, and no call passes it, as in Lucid's published simulator
 (`simulation/policy/fifo.py`, `sjf.py`). With `skip` later calls may begin where they fit.
 
 Priority comes first, then the length by `expected_s`: by default the mean of the function's calls so far, else advice

@@ -1,4 +1,4 @@
-"""What awareness is worth: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
+"""The value of awareness: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
 
 Every number is the clock time of a whole `stoker run fact_verification` process. Both sides of a pair run in turn.
 

@@ -1,4 +1,4 @@
-"""What a stopped call costs others: the longest gap in another client's stream, and the time to a free slot.
+"""The cost of a stopped call for others: the longest gap in another client's stream, and the time to a free slot.
 
     python -m benchmarks.engine.cancelling --repeats 5
 

@@ -1,4 +1,4 @@
-"""Requests at once into one library with 32 slots: time in Stoker a request, beside the function's own.
+"""Requests at once into one library with 32 slots: time in Stoker a request, besides the function's own.
 
 A request waits for 50 ms, as in an engine's batch, or does nothing. The time in Stoker is what the whole takes beyond
 the requests, 32 at a time, divided by their number. Each repeat has a new session.

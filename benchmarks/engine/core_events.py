@@ -1,4 +1,4 @@
-"""The manager's core by itself: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
+"""The manager's core alone: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
 An event is a call's arrival or end. They come as the live loop delivers them: arrivals in Submit messages of 256 calls,
 ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. As many calls arrive as end.

@@ -1,4 +1,4 @@
-"""What turns of libraries on one device cost: iterations of 20 ms, computed by one, two and eight libraries.
+"""The cost of turns of libraries on one device: iterations of 20 ms, computed by one, two and eight libraries.
 
 The cost is what the whole takes beyond the iterations, in % of them. With one library, which takes no lock, it is what
 the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.

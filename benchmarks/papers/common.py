@@ -1,4 +1,4 @@
-"""What the papers' evaluations share: options, exit status, processes, kept results and pages.
+"""Shared by the papers' evaluations: options, exit status, processes, kept results and pages.
 
 A result is kept by its case, which says everything that decides it, with the release that computed it: a release runs
 each case once. A page is a Markdown template with names of values and tables in braces.

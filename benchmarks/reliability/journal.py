@@ -1,4 +1,4 @@
-"""What the journal costs: coming back after a long past, its size, and syncing it in groups.
+"""The cost of the journal: coming back after a long past, its size, and syncing it in groups.
 
 A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
 

@@ -1,4 +1,4 @@
-"""What a live manager bears: thousands of connected pilots that run nothing, and its own violent death.
+"""A live manager under load: thousands of connected pilots that run nothing, and its own violent death.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works

@@ -1,4 +1,4 @@
-"""Engines beside each other: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), tokens a second.
+"""Engines compared: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), tokens a second.
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 

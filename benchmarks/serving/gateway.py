@@ -1,4 +1,4 @@
-"""What a gateway adds to the time to the first token, at many streams at once (issue 14: 5 ms at p50, 20 ms at p99).
+"""The time that a gateway adds to the first token, at many streams at once (bars: 5 ms at p50, 20 ms at p99).
 
     python -m benchmarks.serving.gateway --pairs 3 --streams 200
     python -m benchmarks.serving.gateway --pairs 1 --streams 100 200 400 800

@@ -1,4 +1,4 @@
-"""Whether a gateway's memory stays flat over many requests (issue 14: 100,000).
+"""Whether a gateway's memory stays flat over many requests (100,000 of them).
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 

@@ -1,6 +1,6 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a session of its own. The models are loaded and rehearse twice: two clients of each ask without a pause,
+Each run is a separate session. The models are loaded and rehearse twice: two clients of each ask without a pause,
 then requests come as in the trace. Engines tell what their steps take. From the second rehearsal follow the objectives,
 and the rate at which the simulator predicts three quarters of the requests in time (if all or none were, agreement
 would say nothing). Then the trace is run, and simulated with the measured steps and the lengths of the real texts.

@@ -1,6 +1,6 @@
 """A switch between two models of which only one fits: from the request for the other one until its first token.
 
-Model A is hot and idle when model B is asked for. B comes from its original file ("nothing"), from a snapshot on the
+Model A is hot and idle when a request for B comes. B comes from its original file ("nothing"), from a snapshot on the
 local disk, or was asleep. Both are SmolLM2-135M in float32; files are in the page cache.
 
 "nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/063), so "asleep" is

@@ -11,7 +11,7 @@ and at worst.
 
 Candidates and tasks are in `../shared/data` beside the repository. Scoring 3,067 prompts for a task takes half an hour
 on one core with four samples, the default on a CPU (four tasks), and minutes with sixteen on a GPU. Scores and
-features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run goes on. `python -m
+features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run continues. `python -m
 benchmarks.tuning.prompt_bank --help` has the options of the side; its last line is JSON.
 """
 

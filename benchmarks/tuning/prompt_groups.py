@@ -1,4 +1,4 @@
-"""How like each other the prompts of a bank are, and what the number of clusters costs: Figure 10 of PromptTuner.
+"""The similarity of a bank's prompts, and the cost of the number of clusters: Figure 10 of PromptTuner.
 
 10a: the cosine similarity of each prompt's feature with its nearest, and with its five nearest (their mean; the paper
 does not say which). Beside them stands that of any two prompts, since hidden states are alike for all texts.

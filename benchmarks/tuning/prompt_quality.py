@@ -1,4 +1,4 @@
-"""What the prompt that the bank finds is worth: iterations to accuracy (ITA), on real tasks with a real model.
+"""The value of the prompt that the bank finds: iterations to accuracy (ITA), on real tasks with a real model.
 
 PromptTuner §6.3 (Figure 9) compares the *score candidate*, the prompt of lowest score, with the *ideal* one, the best
 by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows random

@@ -1,6 +1,6 @@
 """The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
 
-A record is appended when a lookup or a tuning has ended, so a stopped run goes on, and two runs may work on different
+A record is appended when a lookup or a tuning has ended, so a stopped run continues, and two runs may work on different
 tasks. The results are computed from the records alone.
 """
 
@@ -105,7 +105,7 @@ class Bench:
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
         least = min((iterations_to(points, reach, most=most) for points in known), default=most)
         for place, key in enumerate(listed):
-            # A prompt that has not reached the target when another one has is not the best, wherever it would have ended.
+            # A prompt that has not reached the target when another one has is not the best, wherever it ended.
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))

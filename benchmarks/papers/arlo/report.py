@@ -1,4 +1,4 @@
-"""`docs/reproduction/arlo.md`: the paper's numbers beside ours, from the records alone. `page.template` has the
+"""`docs/reproduction/arlo.md`: the paper's numbers and ours, from the records alone. `page.template` has the
 words."""
 
 from __future__ import annotations

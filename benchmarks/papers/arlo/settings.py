@@ -1,4 +1,4 @@
-"""What the runs share, fixed on 2026-11-26 before any run with a seed that the page shows; the page names later
+"""Settings of all runs, fixed on 2026-11-26 before any run with a seed that the page shows; the page names later
 changes."""
 
 from __future__ import annotations

@@ -176,4 +176,4 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "measured": list, "deployed": list,
 }  # fmt: skip
 """The runs of each table. `measured` is Table 2 and Figure 9, which simulate nothing; `deployed` the policy of a
-session, which has a simulator of its own."""
+session, which has its own simulator."""

@@ -1,4 +1,4 @@
-"""What the context paper says of its runs (Pervasive Context Management §4), as numbers.
+"""The context paper's figures of its runs (Pervasive Context Management §4), as numbers.
 
 150,000 inferences, 20 GPUs of two kinds (§4.1).
 """

@@ -1,5 +1,5 @@
 """Everything that the page is made of, in order: the search, the baselines' settings, the central set under all its
-seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation goes on.
+seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation continues.
 """
 
 from __future__ import annotations

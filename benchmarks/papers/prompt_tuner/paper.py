@@ -1,4 +1,4 @@
-"""What the text of the PromptTuner paper says of its evaluation, as numbers; bars of figures without a number are left
+"""Figures of the PromptTuner paper's evaluation from its text; bars of figures without a number are left
 out."""
 
 from __future__ import annotations

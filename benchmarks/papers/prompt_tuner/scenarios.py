@@ -1,4 +1,4 @@
-"""The runs of the evaluation as values, and the systems: each baseline in every reading of the text, and who learns.
+"""The runs of the evaluation as values, and the systems: each baseline in every reading, with or without learning.
 
 INFless starts a job on all its instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow
 resizes running jobs (§3.1), or lets them keep their size. `searching` chooses the settings that no text has.

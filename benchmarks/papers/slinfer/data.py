@@ -1,4 +1,4 @@
-"""What SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
+"""Data that SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
 
 The files lie in `../shared/data/slinfer` beside the repository (`missing`). The profile gives the milliseconds of a
 prefill by the prompt's length, and of a decode step by its batch and the mean length of its requests (§VI-B).

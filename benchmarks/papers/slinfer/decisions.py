@@ -1,4 +1,4 @@
-"""What SLINFER's decisions cost: shadow validation, the choice for a call, and a simulated run in which they are made.
+"""The cost of SLINFER's decisions: shadow validation, choices for calls, and a simulated run in which they are made.
 
 128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors. A *candidate* is one shadow
 validation. A *decision* is all that the manager and the pilots compute for a call until a library has taken it or it

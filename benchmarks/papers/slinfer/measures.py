@@ -1,4 +1,4 @@
-"""What SLINFER's evaluation measures, from a run's log and from samples of it (§IX-B to §IX-I).
+"""The measures of SLINFER's evaluation, from a run's log and from samples of it (§IX-B to §IX-I).
 
 A request has met its objectives in one of two readings, since the text leaves it open:
 

@@ -1,4 +1,4 @@
-"""What the calls of the benchmark do: each meets one fault on the first pilot that it runs on, or makes one mistake.
+"""The calls of the benchmark: each meets one fault on the first pilot that it runs on, or makes one mistake.
 
 A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere. Each
 run is written down in its own file.
