@@ -74,7 +74,7 @@ def made(folder: Path) -> None:
     ensure_bank(folder, prompts, read=lambda texts: rng.random((len(texts), 8)).astype(np.float32), k=4, **OF)
 
 
-def test_killed_in_the_middle_of_insertions_nothing_that_was_told_is_lost(tmp_path):
+def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
     """SIGKILL at a random moment of a loop of insertions, again and again; the bank is rewritten on the way too."""
     made(tmp_path)
     told: set[str] = set()

@@ -199,7 +199,7 @@ def test_the_newer_record_of_a_text_stays():
     assert layers.candidates[tuned.key].value == 0.9
 
 
-def test_more_candidates_than_the_capacity_are_trimmed_from_the_largest_cluster():
+def test_candidates_beyond_capacity_leave_the_largest_cluster():
     whole, trimmed = bank(100, k=5), bank(100, k=5, capacity=80)
     validate(trimmed)
     assert len(trimmed) == 80

@@ -192,7 +192,7 @@ def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, model
     assert collections.Counter(line["custom_id"] for line in made).most_common(1)[0][1] == 1
 
 
-def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_path, models, up):
+def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, models, up):
     lines = [
         request(0, temperature=0),
         request(1, n=2),

@@ -70,7 +70,7 @@ def test_no_character_of_an_answer_ends_a_line(tmp_path, checked):
     assert line["response"]["body"]["choices"][0]["message"]["content"] == text
 
 
-def test_a_line_is_what_openai_writes_and_the_same_whenever_it_is_made(checked):
+def test_a_line_equals_openais_and_is_reproducible(checked):
     line = make_record(answer("a", 1), digest=checked.digest)["line"]
     assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
     assert list(line) == ["id", "custom_id", "response", "error"]

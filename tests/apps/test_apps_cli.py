@@ -148,7 +148,7 @@ def lines_of(progress, facts, looks, *, begins=0.0):
     return lines
 
 
-def test_a_wait_is_told_once_and_again_after_a_minute_or_in_other_words():
+def test_a_wait_is_reported_once_a_minute_or_when_it_changes():
     def gone(now):
         return ContextFacts(names=("llm-a",), loads=1, waits_for=GONE.format(show_seconds(now), show_seconds(2 * now)))
 
@@ -166,7 +166,7 @@ def test_a_wait_is_told_once_and_again_after_a_minute_or_in_other_words():
     assert [at for at, _ in lines_of(progress, lambda _: hot, 2, begins=290.0)] == [290.0]
 
 
-def test_after_ten_loads_lines_tell_of_no_further_one_but_of_a_lost_pilot():
+def test_after_ten_loads_lines_report_only_lost_pilots():
     progress = Progress(total=600, done=0, noun="claims", facts=lambda: None)
 
     def loads(now):
@@ -229,7 +229,7 @@ def test_the_commands_start_without_a_gpu_library():
     assert done.stdout.strip() == "[]"
 
 
-def test_facts_of_a_session_that_was_joined_leave_out_what_was_done_before() -> None:
+def test_facts_of_a_joined_session_leave_out_earlier_work() -> None:
     before = ContextFacts(names=("llm-a",), hot=1, loads=2, load_total_s=8.0, calls=30, devices=1)
     after = ContextFacts(names=("llm-a",), hot=2, loads=3, load_total_s=12.0, calls=37, devices=2)
     mine = after.since(before)

@@ -39,7 +39,7 @@ def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
     return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
 
 
-def test_a_parquet_file_has_a_row_for_each_text_in_the_order_of_the_data(tmp_path: Path) -> None:
+def test_a_parquet_file_has_a_row_for_each_text_in_order(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x", items("c", "b", "a"), *records())
     assert pyarrow.parquet.read_table(tmp_path / "x").to_pylist() == [
         {"id": "c", "embedding": VECTORS["c"], "error": ""},

@@ -61,7 +61,7 @@ def test_the_lengths_that_pay_are_a_line_for_a_program() -> None:
     assert len(lines) == 3
 
 
-def test_a_model_without_a_staircase_is_told_that_one_runtime_is_right() -> None:
+def test_a_model_without_a_staircase_gets_one_runtime() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
     assert lines[0] == "one runtime is right, of 192 tokens: shorter ones would save less than 5%"
@@ -125,7 +125,7 @@ def test_the_model_is_asked_for_what_the_command_was_told() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @needs_torch
-def test_an_encoder_is_measured_in_a_session_and_its_family_finds_the_profile(tmp_path: Path) -> None:
+def test_an_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path) -> None:
     write_tiny_encoder(tmp_path / "tiny")
     (tmp_path / "texts.csv").write_text("said\n" + "water boils\n" * 30 + "paris " * 30 + "\n")
     environment = {**os.environ, "STOKER_HOME": str(tmp_path / "home")}

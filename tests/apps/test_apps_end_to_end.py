@@ -167,7 +167,7 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
 
 
 @pytest.mark.long
-def test_a_sweep_killed_and_interrupted_has_each_row_once_and_in_order(tmp_path, up):
+def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, up):
     write_tiny_model(tmp_path / "tiny")
     rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -20,7 +20,7 @@ PROFILE = [sys.executable, "-m", "stoker.manager.cli.main", "profile"]
 LIMIT_S = 150
 
 
-def test_cells_stand_in_a_row_for_what_a_step_reads_and_a_column_for_what_that_attends_to() -> None:
+def test_cells_have_rows_of_read_tokens_and_columns_of_context() -> None:
     cells = [(1.0, 64.0, 0.0021, 5), (1.0, 130.0, 0.0123, 5), (8.0, 64.0, 1.5, 5)]
     assert [line.split() for line in grid(cells, rows="requests")] == [
         ["requests", "64", "128"], ["1", "2.10", "12.3"], ["8", "1,500", "·"],

@@ -52,7 +52,7 @@ def test_other_parameters_make_another_run(tmp_path):
     assert fresh.path not in (first.path, other.path)
 
 
-def test_a_named_folder_of_other_parameters_is_refused_with_what_differs(tmp_path):
+def test_a_folder_of_other_parameters_is_refused_with_the_difference(tmp_path):
     opened(tmp_path, folder=tmp_path / "run").close()
     with pytest.raises(ConfigError) as caught:
         opened(tmp_path, folder=tmp_path / "run", parameters={"limit": 9, "prompts": {"a": "2"}})
@@ -115,7 +115,7 @@ def test_a_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
     assert opened(tmp_path).resumed
 
 
-def test_a_run_that_ended_before_its_first_file_is_written_is_begun_in_its_folder(tmp_path):
+def test_a_run_without_files_starts_again_in_its_folder(tmp_path):
     for _ in range(2):
         with full_disk(10), pytest.raises(StokerError, match=r"run\.json: cannot be written"):
             opened(tmp_path, folder=tmp_path / "run")
@@ -126,7 +126,7 @@ def test_a_run_that_ended_before_its_first_file_is_written_is_begun_in_its_folde
     assert read_options(tmp_path / "run", app="toy") == {"limit": 5}
 
 
-def test_a_run_that_is_not_complete_is_gone_on_with_and_makes_its_results_anew(tmp_path):
+def test_an_incomplete_run_is_continued_and_its_results_remade(tmp_path):
     first = opened(tmp_path)
     with first.log(key=KEY) as log:
         log.append([{"id": "1"}])

@@ -61,7 +61,7 @@ def test_the_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
     assert rows.digest != checked(rows.path, limit=4).digest
 
 
-def test_a_row_that_has_changed_since_the_check_is_named_and_reaches_no_model(tmp_path: Path) -> None:
+def test_a_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> None:
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     lines = rows.path.read_text().splitlines(keepends=True)
     rows.path.write_text("".join([*lines[:3], lines[3].replace("What", "Where"), lines[4]]))
@@ -153,7 +153,7 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
     ]  # fmt: skip
 
 
-def test_so_few_rows_are_ahead_that_they_fit_and_so_many_calls_that_devices_are_busy() -> None:
+def test_rows_ahead_fit_and_calls_keep_devices_busy() -> None:
     assert [run.calls_ahead(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
 
 

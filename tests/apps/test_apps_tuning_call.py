@@ -43,7 +43,7 @@ def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):
     return Order(made, tiny.samples(), bank=bank, slo_s=slo_s, start=start)
 
 
-def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context, tmp_path):
+def test_a_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
     tuned = tune_prompt(context, order_of(tmp_path / "bank"))
     assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
     assert tuned.first_step_at > 0
@@ -88,7 +88,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
 
 
 @pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100: longer than every shipped prompt
-def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path, virtual_tokens):
+def test_tuning_begins_with_the_loss_of_the_prompt_found(context, tmp_path, virtual_tokens):
     order = order_of(tmp_path, initial="", iterations=1, virtual_tokens=virtual_tokens)
     job, samples = order.job, order.samples
     tuned = tune_prompt(context, order)

@@ -105,7 +105,7 @@ def test_a_target_that_rouge_l_cannot_reach_in_this_script(here, targets, reach,
     assert said in str(error)
 
 
-def test_a_model_that_is_not_there_two_of_one_name_and_more_ranks_than_samples(here):
+def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
     write(here, name="bad", model="./none")
     assert isinstance(refused(here, "bad.toml").exception, RecipeError)
     again = refused(here, "good.toml").exception
@@ -127,7 +127,7 @@ def test_a_model_that_is_not_there_two_of_one_name_and_more_ranks_than_samples(h
         {"session": "k3v9"},
     ],
 )
-def test_the_command_that_goes_on_has_every_option_of_the_one_that_was_stopped(given):
+def test_the_resume_command_has_every_option_of_the_stopped_one(given):
     options = SubmissionOptions(**given)
     words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]

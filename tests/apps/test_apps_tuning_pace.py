@@ -5,7 +5,7 @@ import pytest
 from stoker.tuning.pace import IterationPace, Part, PartClock, TimeLeft, communication_share
 
 
-def test_what_is_left_is_bounded_by_the_longest_iteration_and_evaluation():
+def test_the_rest_is_bounded_by_the_longest_iteration_and_evaluation():
     pace = IterationPace(batch=16, evaluate_every=10)
     assert pace.time_left(100, devices=1) is None
     for seconds in (0.5, 0.75, 0.25):
@@ -17,7 +17,7 @@ def test_what_is_left_is_bounded_by_the_longest_iteration_and_evaluation():
     assert pace.time_left(0, devices=1) == TimeLeft(0.0, measured=True)
 
 
-def test_other_numbers_of_devices_are_scaled_by_the_largest_share_of_the_batch():
+def test_other_device_counts_scale_by_the_largest_batch_share():
     pace = IterationPace(batch=16, evaluate_every=10)
     pace.add(1.0, devices=2, communication_s=0.2)
     four, three = pace.time_left(10, devices=4), pace.time_left(10, devices=3)

@@ -84,7 +84,7 @@ def test_more_ranks_than_samples_in_a_batch(alone):
 
 
 @pytest.mark.long
-def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alone, tmp_path):
+def test_a_killed_job_resumes_from_its_checkpoint_exactly(alone, tmp_path):
     # The pass in which it dies is the 4th iteration's: evaluations at 0 and 2 take one each.
     answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
     assert answers == [None]

@@ -77,7 +77,7 @@ def test_the_last_checkpoint_stays_while_reports_come_without_one():
     assert saved_in(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
 
 
-def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_forecast():
+def test_a_running_jobs_end_follows_its_pace_then_the_forecast():
     running = picture(listed(state=ListedState.RUNNING, since_s=10.0, where=("a/lib-1", "b/lib-2")))
     forecast = CallForecast(1, NOON + 700, False)
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
@@ -183,7 +183,7 @@ def test_jobs_are_found_in_their_folders(tmp_path):
         read_board(tmp_path / "a" / "state.json")
 
 
-def test_a_job_is_seen_to_wait_for_its_model_and_to_look_its_prompt_up():
+def test_a_job_shows_its_wait_for_the_model_and_its_lookup():
     entry = replaced(looks_up=True)
     for at, of in ((2, listed()), (3, listed()), (9, listed())):
         entry = seen(entry, at, of=picture(of, loading=1))

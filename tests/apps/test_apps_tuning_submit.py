@@ -121,7 +121,7 @@ def logged(model, order, folder):
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_in_mid_step_costs_what_was_since_the_last_checkpoint(place, tmp_path):
+def test_a_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
     ready = check(parse_job(job_text(iterations=200), file="x", folder=place))
     _, order = call_of(ready, bank=None)
     future = stoker.app(context=ready.recipe, gang=2)(logged)(order, str(tmp_path))
@@ -185,7 +185,7 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
 
 
 @pytest.mark.long
-def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place, session):
+def test_a_stopped_detached_job_continues_when_resubmitted(place, session):
     file = write(place, "away", iterations=3000)
     said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
     folder = place / said["folders"][0]
@@ -238,7 +238,7 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
 
 
 @pytest.mark.long
-def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, session):
+def test_a_run_folder_unwritable_for_a_while_costs_no_result(place, session):
     ready = check(read_job(write(place, "nowhere", iterations=2)))
     folder = open_run(place / "runs", app=APP, prefix="nowhere", parameters={}, options={}, fresh=True)
     submission = SubmittedJob(ready, name="nowhere", folder=folder, start=b"")
@@ -260,7 +260,7 @@ def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, 
 
 
 @pytest.mark.long
-def test_of_jobs_submitted_together_those_without_a_deadline_are_never_dropped(place, session):
+def test_jobs_without_a_deadline_are_never_dropped(place, session):
     files = [write(place, "due", iterations=2, until='slo = "10 min"'), write(place, "whenever", iterations=2)]
     done = json.loads(
         stoker_tune(place, session, "submit", *files, "--late", "drop", "--json", "--out", "mixed").stdout

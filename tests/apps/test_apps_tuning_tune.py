@@ -51,7 +51,7 @@ def prompt_of(context, text="say yes or no"):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
+def test_tuning_begins_with_the_bare_models_loss_of_the_text(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
     with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
@@ -69,7 +69,7 @@ def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_batches(kind):
+def test_the_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
     vectors = passes.embed(context.model, prompt_of(context))
@@ -116,7 +116,7 @@ def test_accuracy_is_whether_the_model_would_write_the_target(kind):
         assert text.startswith(raw) or tiny.END in row.text
 
 
-def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(context):
+def test_a_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
     same = [Sample(f"{'x' * (1 + number % 5)}{number}", "ok") for number in range(30)]
     job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
     seen = []
@@ -161,7 +161,7 @@ def test_metrics_of_written_text(context, metric):
     assert math.isfinite(tuned.held_out.loss)
 
 
-def test_a_loss_that_is_no_number_ends_the_job_with_the_best_prompt_from_before():
+def test_a_nan_loss_ends_the_job_with_its_best_prompt():
     context = tiny.context()
     good = tuner.tune(context, tiny.job(iterations=2), tiny.samples())
 
@@ -242,7 +242,7 @@ def test_a_gpu_tunes_as_a_cpu_does(context):
 # ---- checkpoints
 
 
-def test_a_job_that_makes_room_goes_on_elsewhere_with_the_same_numbers(context):
+def test_an_evicted_job_continues_elsewhere_with_the_same_numbers(context):
     whole = tuner.tune(context, tiny.job(), tiny.samples())
 
     def leave(progress):

@@ -66,7 +66,7 @@ def test_figure_4_what_each_strategy_does() -> None:
         ("shortest", 5),  # no instance has room for a second request, and 5/40 is the least full
     ],
 )
-def test_figure_5_what_each_strategy_does_with_a_request_of_length_200(strategy: str, instance: int) -> None:
+def test_figure_5_each_strategy_with_a_request_of_length_200(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance
 
 

@@ -74,7 +74,7 @@ MEANS = {
 
 
 @here
-def test_a_bar_is_met_where_the_number_of_the_paper_is_inside_and_names_the_reading(tmp_path: Path) -> None:
+def test_a_bar_is_met_if_the_papers_number_is_inside(tmp_path: Path) -> None:
     found = findings(kept(tmp_path, [result_of(c, MEANS[c.system]) for c in TABLES["6a"]() if c.system in MEANS]))
     assert found["Figure 6a: the mean is below that of ST by"][0].cells == ["70.0 %", "**no**"]
     dt = found["Figure 6a: the mean is below that of DT by"]

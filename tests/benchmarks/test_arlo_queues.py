@@ -33,14 +33,14 @@ def milliseconds(
     return [round(1000 * latency, 3) for latency in served.latencies]
 
 
-def test_requests_wait_for_those_before_them_at_the_least_busy_instance() -> None:
+def test_requests_queue_at_the_least_busy_instance() -> None:
     """Two short instances: the third request begins when the first ends; the long one does not wait."""
     assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
         10.8, 10.8, 18.8, 40.8, 10.8
     ]  # fmt: skip
 
 
-def test_an_overhead_that_keeps_the_instance_busy_delays_the_next_request() -> None:
+def test_a_busy_overhead_delays_the_next_request() -> None:
     assert milliseconds([0.0, 0.0], [50, 50], [1, 1]) == [10.8, 20.8]
     assert milliseconds([0.0, 0.0], [50, 50], [1, 1], occupies=True) == [10.8, 21.6]
 
@@ -58,7 +58,7 @@ def test_replacements_are_as_few_as_it_takes_and_one_at_a_time() -> None:
     assert (len(fleet.serving(0)), len(fleet.serving(1)), fleet.counts) == (3, 3, [3, 3])
 
 
-def test_an_instance_that_is_replaced_answers_what_it_has_and_comes_back_a_second_later() -> None:
+def test_a_replaced_instance_drains_and_returns_a_second_later() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
     agenda.at(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
@@ -69,14 +69,14 @@ def test_an_instance_that_is_replaced_answers_what_it_has_and_comes_back_a_secon
     assert (served.lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
 
 
-def test_the_last_instance_of_the_longest_runtime_stays_until_another_one_has_come() -> None:
+def test_the_longest_runtimes_last_instance_stays_until_replaced() -> None:
     agenda = Agenda()
     fleet = fleet_of([1, 1], agenda)
     Replacements(fleet).decide([2, 0], 0.0)
     assert (fleet.out, len(fleet.serving(1))) == (0, 1)
 
 
-def test_devices_are_counted_from_when_they_are_added_to_when_they_have_answered_all() -> None:
+def test_devices_count_from_their_addition_to_their_last_answer() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
     agenda.at(1.0, lambda now: fleet.scale_up(1, now))
@@ -93,7 +93,7 @@ def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 6.0) -> 
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_request_is_lost_whatever_the_system_and_few_instances_are_out_at_once(system: str) -> None:
+def test_no_system_loses_requests_and_few_instances_are_out(system: str) -> None:
     for least in (0, 3):
         found = small(system, least=least)
         assert found.requests > 5000

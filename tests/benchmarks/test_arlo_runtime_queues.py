@@ -42,7 +42,7 @@ def test_no_more_than_six_levels_are_looked_at() -> None:
     assert loaded(*levels[1:], (448, 10, [0])).take(10) == "q6a"
 
 
-def test_a_request_that_is_longer_than_every_runtime_is_told_both_lengths() -> None:
+def test_a_request_longer_than_every_runtime_gets_both_lengths() -> None:
     with pytest.raises(RuntimeTooShortError, match="513 tokens, and the longest runtime takes 512"):
         loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
     with pytest.raises(ValueError, match="rising lengths"):

@@ -24,7 +24,7 @@ def every(period_s: float, *, until: float, tokens: int = 50) -> Trace:
     return Trace(times, [tokens] * len(times), [])
 
 
-def test_headroom_adds_what_the_work_of_the_last_seconds_needs_and_releases_it_late() -> None:
+def test_headroom_adds_for_recent_work_and_releases_late() -> None:
     """200 requests/s are the work of four long instances, so the headroom makes it five; then it is quiet."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(0, 1, agenda)
@@ -49,9 +49,7 @@ def test_headroom_gives_a_new_device_to_the_runtime_with_the_fewest() -> None:
 
 
 @pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
-def test_target_tracking_adds_to_the_longest_runtime_when_recent_requests_near_the_objective(
-    period_s: float, grows: bool
-) -> None:
+def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: float, grows: bool) -> None:
     """A long instance answers 50 requests/s: at 55/s its queue grows to the objective, at 40/s it has none."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(1, 1, agenda)
@@ -63,7 +61,7 @@ def test_target_tracking_adds_to_the_longest_runtime_when_recent_requests_near_t
     assert fleet.counts[1] <= 1 + 30 / settings.RECENT_S, "one in each window at most"
 
 
-def test_target_tracking_releases_one_a_minute_while_the_tail_is_low_down_to_the_least() -> None:
+def test_target_tracking_releases_one_a_minute_at_a_low_tail() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of(3, 2, agenda)
     trace = every(0.1, until=400.0)

@@ -69,7 +69,7 @@ def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
     assert spread["bursty"] > 4
 
 
-def test_the_share_of_long_requests_swings_slowly_unless_it_is_told_not_to() -> None:
+def test_the_share_of_long_requests_swings_slowly_unless_disabled() -> None:
     def shares(drift: float) -> list[float]:
         lengths = make_trace(Workload(50.0, settings.DRIFT_PERIOD_S, 2, drift=drift), SHORT, LONG).lengths
         parts = [lengths[part * len(lengths) // 8 : (part + 1) * len(lengths) // 8] for part in range(8)]
@@ -106,7 +106,7 @@ def test_demands_are_the_requests_of_one_objective_in_each_bin() -> None:
     assert [each.capacity for each in found][::7] == [130, 30]
 
 
-def test_more_than_the_longest_runtime_can_answer_costs_more_where_it_is_priced() -> None:
+def test_requests_beyond_the_longest_runtime_cost_more_if_priced() -> None:
     """Without it, equation 5 lets one instance of the longest runtime have half more than it can answer."""
     lengths = [64] * 80 + [512] * 20
     plain = demands(lengths, 1600.0, lengths_of(8), BASE)

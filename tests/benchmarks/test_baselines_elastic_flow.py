@@ -90,7 +90,7 @@ def test_a_job_that_was_not_admitted_is_dropped_if_it_wants_that(lab: Make) -> N
     assert "deadline cannot be met" in t.ended["j"].failure.message  # type: ignore[union-attr]
 
 
-def test_a_running_job_gives_devices_back_for_one_with_a_deadline_and_goes_on_from_where_it_was(lab: Make) -> None:
+def test_a_running_job_returns_devices_for_a_deadline_and_resumes(lab: Make) -> None:
     t = job(lab(), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
     assert [size for _, size in starts(t, "long")] == [4]
     job(t, "tight", 60.0 + 75.0)

@@ -40,12 +40,12 @@ def test_a_job_that_no_size_can_save_gets_no_share() -> None:
     assert minimum_shares([job(1, 25.0)], 3, now=0.0) == {}, "four devices are needed and there are three"
 
 
-def test_the_job_with_the_nearer_deadline_is_served_first_and_the_other_fills_what_is_left() -> None:
+def test_the_nearer_deadline_is_first_and_the_other_fills_the_rest() -> None:
     shares = minimum_shares([job(1, 50.0), job(2, 25.0)], 4, now=0.0)
     assert shares == {2: share_of((0.0, 25.0, 4)), 1: share_of((25.0, 50.0, 4))}
 
 
-def test_a_share_is_smaller_for_the_while_that_others_need_the_devices() -> None:
+def test_a_share_is_smaller_while_others_need_the_devices() -> None:
     # Of 4 devices the first job has 2 until 50. The second has the others till then, which is half of its work.
     slow = ((1, 200.0), (2, 100.0), (4, 50.0))
     shares = minimum_shares([job(1, 50.0), job(2, 80.0, slow)], 4, now=0.0)
@@ -53,7 +53,7 @@ def test_a_share_is_smaller_for_the_while_that_others_need_the_devices() -> None
     assert minimum_shares([job(1, 50.0), job(2, 74.0, slow)], 4, now=0.0).keys() == {1}
 
 
-def test_a_job_that_takes_no_time_is_planned_around_a_piece_that_ends_before_it_starts() -> None:
+def test_a_job_of_no_time_is_planned_around_an_earlier_piece() -> None:
     free = Free(1, now=0.0)
     free.take(share_of((2.0, 4.0, 1)))
     assert fill(job(1, 11.0, ((1, 0.0),), start_s=3.0), 1, free) == share_of((0.0, 2.0, 1), (4.0, 7.0, 1))
@@ -73,7 +73,7 @@ def test_what_a_start_takes_is_part_of_the_share() -> None:
     assert minimum_shares([job(1, 104.0, start_s=5.0)], 8, now=0.0)[1] == share_of((0.0, 55.0, 2))
 
 
-def test_a_running_job_keeps_its_size_where_a_change_would_make_it_late() -> None:
+def test_a_running_job_keeps_its_size_if_a_change_makes_it_late() -> None:
     runs = job(1, 60.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
     assert minimum_shares([runs], 8, now=0.0)[1] == share_of((0.0, 30.0, 2))
     patient = job(1, 65.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
@@ -86,7 +86,7 @@ def test_a_start_that_is_cut_short_begins_again_with_the_other_size() -> None:
     assert fill(job(1, 0.0, start_s=10.0), 4, free) == share_of((0.0, 5.0, 2), (5.0, 40.0, 4))
 
 
-def test_a_job_that_would_make_another_late_is_refused_though_it_would_be_in_time() -> None:
+def test_a_job_that_makes_another_late_is_refused() -> None:
     urgent = job(3, 10.0, ((1, 10.0),))
     assert admits(urgent, [job(1, 30.0)], 4, now=0.0)
     assert not admits(urgent, [job(1, 25.0)], 4, now=0.0)
@@ -98,7 +98,7 @@ def test_a_job_is_admitted_while_others_are_late_whatever_happens() -> None:
     assert admits(job(2, 100.0), [hopeless], 4, now=0.0)
 
 
-def test_jobs_that_together_need_all_devices_all_the_time_are_admitted() -> None:
+def test_jobs_that_need_all_devices_all_the_time_are_admitted() -> None:
     line = [job(n, 25.0 * n) for n in range(1, 5)]
     assert all(admits(line[n], line[:n], 4, now=0.0) for n in range(4))
     assert not admits(job(5, 99.0, ((1, 4.0),)), line, 4, now=0.0)
@@ -134,7 +134,7 @@ def test_nobody_is_given_devices_that_make_it_later() -> None:
     assert elastic([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
 
 
-def test_a_running_job_that_could_do_with_less_keeps_what_it_has_while_that_is_free() -> None:
+def test_a_running_job_keeps_spare_devices_while_they_are_free() -> None:
     runs = job(1, 500.0, size=4, start_s=30.0)
     fresh = job(2, 500.0, start_s=30.0)
     shares = minimum_shares([runs, fresh], 8, now=0.0)
@@ -178,7 +178,7 @@ def test_on_one_device_all_are_in_time_whenever_that_is_possible(specs: list[tup
     assert (len(minimum_shares(line, 1, now=0.0)) == len(line)) == possible
 
 
-def test_a_share_is_the_cheapest_of_all_sizes_where_speedup_is_sublinear() -> None:
+def test_a_share_is_the_cheapest_size_under_sublinear_speedup() -> None:
     sublinear = job(1, 70.0, ((1, 100.0), (2, 60.0), (4, 40.0), (8, 30.0)))
     share = minimum_share(sublinear, Free(8, now=0.0))
     assert share is not None

@@ -67,7 +67,7 @@ def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy
     assert set(sizes) <= {1, 2, 3, 4}
 
 
-def test_a_running_job_gives_devices_to_one_with_a_deadline_and_goes_on_from_where_it_was(run, tmp_path):
+def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
     run("elastic-flow")
     log, other = tmp_path / "long", str(tmp_path / "soon")
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
@@ -94,7 +94,7 @@ def takes(context, seconds, name, log):
         file.write(f"{name}\n")
 
 
-def test_under_shortest_first_calls_of_a_function_that_took_less_go_first(run, tmp_path):
+def test_shortest_first_prefers_calls_of_the_quicker_function(run, tmp_path):
     session = run("benchmarks/baselines/shortest_first.py:shortest_first", devices=1)
     log = tmp_path / "order"
     slow = stoker.app(context=model())(lambda *given: takes(*given))

@@ -64,14 +64,12 @@ def job(
 
 
 @pytest.mark.parametrize(("at", "size"), [(130.0, 1), (119.0, 2), (60.0, 3), (45.0, 4)])
-def test_a_job_gets_the_fewest_instances_with_which_it_is_in_time_launch_and_margin_counted(
-    lab: Make, at: float, size: int
-) -> None:
+def test_a_job_gets_the_fewest_instances_that_are_in_time(lab: Make, at: float, size: int) -> None:
     t = job(lab(), "j", at).run()
     assert {n for _, n in starts(t, "j")} == {size}
 
 
-def test_a_job_waits_for_the_slowest_of_its_instances_and_idle_ones_wait_with_it(lab: Make) -> None:
+def test_a_job_and_its_idle_instances_wait_for_the_slowest_one(lab: Make) -> None:
     t = job(lab(pilots=1), "w", 0.0).run()
     began = t.now
     job(t, "j", began + 60.0)
@@ -124,7 +122,7 @@ def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> N
     assert starts(t, "j")[0][0] == pytest.approx(40.0, abs=0.5)
 
 
-def test_a_job_that_holds_takes_what_there_is_and_keeps_it_from_others_until_it_has_all(lab: Make) -> None:
+def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
     """Four devices, of which `w` has three until 40 s: `j` needs two, and there is one."""
     began = {}
     for hold in (False, True):
@@ -177,7 +175,7 @@ def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
     assert not t.core.state.libraries
 
 
-def test_instances_that_traffic_keeps_busy_stay_longer_than_others_and_go_when_it_ends(lab: Make) -> None:
+def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> None:
     t = lab(window_s=60.0, keep_alive_s=2.0)
     for n in range(8):  # a job every 10 s that takes 20 s: two instances and a bit more
         t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))

@@ -27,7 +27,7 @@ def test_scaled_features_take_away_what_all_prompts_have_in_common() -> None:
     assert abs(found["scaled"]["any two"][1]) < 0.1
 
 
-def test_the_lookup_of_each_number_of_clusters_is_judged_against_all_scores() -> None:
+def test_each_number_of_clusters_is_judged_against_all_scores() -> None:
     """Losses that are distances from one corner: the prompt there has the lowest."""
     features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
     candidates = [Candidate(text=f"prompt {number}") for number in range(60)]

@@ -52,7 +52,7 @@ def records() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores() -> None:
+def test_a_tasks_seeds_depend_on_target_and_score_order() -> None:
     assert target(records()[1:3]) == 3.0  # the best that each has come to, not where it ended
     found = of_task(records(), most=9)
     assert found is not None
@@ -65,7 +65,7 @@ def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores(
     assert found["reached"] is True
 
 
-def test_a_tuning_that_went_on_counts_as_far_as_it_went_and_one_that_has_to_is_awaited() -> None:
+def test_a_longer_tuning_counts_whole_and_a_needed_one_is_awaited() -> None:
     assert of_task(records(), most=12) is None, "a random prompt has neither reached the target nor tried for long"
     went_on = record("random, on", "q", 7.0, 6.0, 5.0, 4.0, 2.9)
     found = of_task([*records(), went_on], most=12)
@@ -100,7 +100,7 @@ def test_the_spread_of_random_prompts_has_a_target_of_its_own() -> None:
     assert "1 never reach it" in line
 
 
-def test_a_task_whose_induced_prompt_was_not_tuned_yet_counts_for_the_others() -> None:
+def test_a_task_without_its_induced_tuning_counts_for_the_others() -> None:
     whole = of_task(records(), most=9)
     part = of_task(records()[:-1], most=9)
     assert whole is not None

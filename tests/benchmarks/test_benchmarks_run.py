@@ -117,7 +117,7 @@ def test_a_table_says_what_is_missed() -> None:
 FACTS = Facts("python -m benchmarks", "abc", "2 cores", "2026-11-26", (0.5, 1.0))
 
 
-def test_the_page_has_every_bar_as_a_picture_and_says_what_is_missed_first() -> None:
+def test_the_page_pictures_every_bar_and_puts_missed_ones_first() -> None:
     good, bad = table(8.0, 8.0, 8.0), table(1.0, 1.0, 2.0)
     plain = table(1.0, bar=None)
     skipped = Table(name="two", title="b", skipped="no <such> module")
@@ -130,7 +130,7 @@ def test_the_page_has_every_bar_as_a_picture_and_says_what_is_missed_first() -> 
     assert "commit abc" in found
 
 
-def test_on_the_page_better_is_to_the_right_whether_more_is_wanted_or_less() -> None:
+def test_better_is_to_the_right_whether_more_or_less_is_wanted() -> None:
     def place(bar: Bar, number: float) -> float:
         found = page.write([table(number, number, number, bar=bar)], [], FACTS)
         return float(found.partition('cx="')[2].partition('"')[0])

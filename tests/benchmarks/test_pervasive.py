@@ -18,7 +18,7 @@ KNOWN = Parameters(
 
 
 @pytest.mark.long
-def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() -> None:
+def test_a_search_finds_sets_that_explain_the_static_runs() -> None:
     found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
     for one in found:
         assert possible(one.parameters)
@@ -28,7 +28,7 @@ def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() ->
         assert one.worst == max(map(abs, errors))
 
 
-def test_of_many_sets_the_most_central_and_those_farthest_apart_are_chosen() -> None:
+def test_the_most_central_and_the_farthest_sets_are_chosen() -> None:
     def at(load_a10_s: float, worst: float = 0.01) -> Fit:
         return Fit(worst, msgspec.structs.replace(KNOWN, load_a10_s=load_a10_s))
 
@@ -75,7 +75,7 @@ def test_gpus_that_were_lost_early_are_not_preempted_again(kind: str) -> None:
     assert [steps[-1][1] for steps in pools.values()] == [0, 0]
 
 
-def test_a_pool_that_grows_is_whole_gpus_in_the_proportions_of_the_cluster() -> None:
+def test_a_growing_pool_is_whole_gpus_in_the_clusters_proportions() -> None:
     pools = worlds.ramp(paper.TABLE_1, first=0, last=186, until_s=600.0)
     assert sum(steps[-1][1] for steps in pools.values()) == 186
     assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
@@ -92,7 +92,7 @@ def test_a_bent_ramp_is_slow_at_first() -> None:
     assert (half_way(1.0), half_way(2.0)) == (12, 8)
 
 
-def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> None:
+def test_unfitted_kinds_lie_on_a_line_through_the_fitted_ones() -> None:
     kinds = sorted(paper.SINGLE, key=lambda kind: paper.SINGLE[kind])
     times = [worlds.item_s(KNOWN, kind) for kind in kinds]
     assert times == sorted(times, reverse=True)
@@ -101,7 +101,7 @@ def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> N
 
 
 @pytest.mark.long
-def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cost() -> None:
+def test_the_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0)
     log.note(50.0, Happened.LIBRARY_READY, pilot=0)
@@ -138,7 +138,7 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
 
 
 @pytest.mark.long
-def test_loads_get_faster_when_neighbours_are_gone_and_with_all_there_take_what_was_fitted() -> None:
+def test_loads_get_faster_when_neighbours_are_gone() -> None:
     found = predict.simulate(KNOWN)
     alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
     for seconds in found.static_s:

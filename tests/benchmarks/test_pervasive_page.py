@@ -26,7 +26,7 @@ def test_the_page_has_what_its_parameters_give_in_the_simulator(run: paper.Run) 
     assert fitted.static_row(run, predict.static(FIRST, run)) in (FOLDER / PAGE).read_text()
 
 
-def test_each_number_of_figures_6_and_7_is_within_a_tenth_of_the_papers() -> None:
+def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_papers() -> None:
     rows = [
         line.split("|")
         for line in (FOLDER / PAGE).read_text().splitlines()
@@ -77,7 +77,7 @@ def test_parameters_that_are_none_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert "holds no parameter sets" in capsys.readouterr().err
 
 
-def test_limits_are_rounded_up_and_the_page_has_the_text_of_the_report() -> None:
+def test_limits_are_rounded_up_and_the_page_has_the_reports_text() -> None:
     assert [at_most(part) for part in (0.0203, 0.02, 0.0)] == ["2.1%", "2.0%", "0.0%"]
     run = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, 100))
     page = (FOLDER / PAGE).read_text()
@@ -97,7 +97,7 @@ def test_no_answer_of_the_paper_is_among_the_inputs_of_a_prediction() -> None:
     assert "FIGURE_9B_S" not in source
 
 
-def test_a_number_beyond_the_end_of_an_interval_is_outside_by_however_little() -> None:
+def test_a_number_just_beyond_an_interval_is_outside() -> None:
     assert claims.judged(100.0, [90.0, 110.0]) == "inside"
     assert claims.judged(100.0, [90.0, 100.0]) == "inside, at its end"
     assert claims.judged(100.0, [80.0, 99.9]) == "**outside** by 0.1%"
@@ -113,7 +113,7 @@ def _ran(awareness: Awareness, variant: str, value: float, *, batch: int = predi
     return Prediction("8", awareness, variant, batch, value, ())
 
 
-def test_a_number_may_be_inside_the_span_of_all_variants_and_in_none_of_them() -> None:
+def test_a_number_may_lie_between_variants_and_in_none() -> None:
     said = claims.PARTIAL.said
     rows = [
         [_ran(Awareness.DISK, "low", said - 20.0), _ran(Awareness.DISK, "high", said + 10.0)],
@@ -130,7 +130,7 @@ def test_a_number_may_be_inside_the_span_of_all_variants_and_in_none_of_them() -
     assert low.holds(said - 20.0)
 
 
-def test_full_and_partial_are_paired_by_their_start_and_their_size_of_calls() -> None:
+def test_full_and_partial_are_paired_by_start_and_call_size() -> None:
     row = [
         _ran(Awareness.DISK, "from 900 s", 100.0),
         _ran(Awareness.DISK, "from 960 s", 200.0),
@@ -145,7 +145,7 @@ def test_full_and_partial_are_paired_by_their_start_and_their_size_of_calls() ->
     assert claims.pairs([row], batch=1000) == {"from 900 s": [0.5]}
 
 
-def test_the_papers_ratios_are_those_of_its_rounded_times_within_half_a_percent() -> None:
+def test_the_papers_ratios_follow_from_its_rounded_times() -> None:
     said = {(run.awareness, run.batch): run.seconds for run in paper.RUNS}
     for one in paper.REDUCTIONS:
         ratio = 1.0 - said[one.awareness, predict.BATCH] / said[one.against, predict.BATCH]

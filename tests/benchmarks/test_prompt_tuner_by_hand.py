@@ -61,7 +61,7 @@ def _widths(log: EventLog) -> list[int]:
     return [parts.count(call) for call in sorted(set(parts))]
 
 
-def test_prompt_tuner_lets_a_job_wait_warms_four_for_another_and_knows_who_is_lost() -> None:
+def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
     ends, widths, found = played("prompt-tuner")
     assert widths == [1, 1, 4, 2, 1]
     first = 1.0 + COLD_S + 20.0

@@ -39,7 +39,7 @@ def fullest(found: list[Job]) -> int:
 
 
 @pytest.mark.parametrize("load", paper.LOADS)
-def test_a_load_has_its_jobs_in_20_minutes_and_a_minute_with_five_times_the_mean(load: str) -> None:
+def test_a_load_has_its_jobs_and_a_minute_of_five_times_the_mean(load: str) -> None:
     for seed in range(5):
         found = jobs(paper.LOADS[load], USUAL, seed=seed)
         assert Counter(job.model for job in found) == paper.LOADS[load]
@@ -109,7 +109,7 @@ def test_an_slo_is_the_duration_times_s_and_a_cold_start() -> None:
     assert slo_s(JOB, 1.5, msgspec.structs.replace(USUAL, overhead=0.5)) == pytest.approx(45.0 + cold_s / 2)
 
 
-def test_the_bank_takes_time_and_saves_iterations_that_nobody_knows_of() -> None:
+def test_the_bank_takes_time_and_saves_unforeseen_iterations() -> None:
     banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
     assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)  # 60 GPU-seconds of 0.05 s
     assert (induced.items, induced.items_done, induced.shared_s) == (1200, 1200, 0.0)

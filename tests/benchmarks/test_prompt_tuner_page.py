@@ -118,7 +118,7 @@ def test_an_ablation_whose_sign_is_another_is_told() -> None:
     assert set(found.values()) == {"yes"}
 
 
-def test_what_is_the_other_way_round_than_in_the_paper_is_said_in_short() -> None:
+def test_results_opposite_to_the_papers_are_listed_in_short() -> None:
     def said(of: Record) -> str:
         page = " ".join(report.write(of).split())
         return page.split("by the most central set where no other is named: ")[1].split(" ## ")[0]
@@ -147,7 +147,7 @@ def test_what_is_the_other_way_round_than_in_the_paper_is_said_in_short() -> Non
     assert "a greater distance" not in said(made(as_in_the_paper))
 
 
-def test_a_bar_goes_by_its_interval_and_says_where_only_the_mean_would_do() -> None:
+def test_a_bar_is_judged_by_its_interval_not_its_mean() -> None:
     def bar(mean: float, half: float, **more: bool) -> Bar:
         return Bar("x", 10.0, (MeanEstimate(mean, half, 3),), **more)
 
@@ -155,7 +155,7 @@ def test_a_bar_goes_by_its_interval_and_says_where_only_the_mean_would_do() -> N
     assert [bar(8.0, 1.0, below=True).verdict, bar(8.0, 3.0, below=True).verdict] == ["yes", "by the mean"]
 
 
-def test_a_case_that_is_worse_than_a_baseline_is_named_if_its_interval_says_so() -> None:
+def test_a_case_worse_than_a_baseline_by_its_interval_is_named() -> None:
     low = at("low", 0.5)
 
     def low_is_bad(group: Group, system: System) -> int:
@@ -258,7 +258,7 @@ def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_baseline_whose_best_setting_is_another_one_now_is_run_with_it(tmp_path: Path) -> None:
+def test_a_baseline_is_run_with_its_new_best_setting(tmp_path: Path) -> None:
     better = {**CHOSEN, Reading.HOLD: searching.candidates(Reading.HOLD)[3]}
     again = Again(tmp_path, better)
     new = again.do()
@@ -352,7 +352,7 @@ def test_everything_is_run_once_and_the_paper_is_covered() -> None:
 
 
 @pytest.mark.long
-def test_an_evaluation_whose_runs_are_kept_is_written_without_doing_any(
+def test_an_evaluation_with_kept_runs_is_written_without_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, parameters = Runs(tmp_path / "runs", jobs=1), every_choice(GRID)[0].parameters(GRID)

@@ -71,7 +71,7 @@ def test_where_too_few_count_the_limit_is_raised_and_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_the_last_stage_measures_every_anchor_so_that_the_limit_can_be_raised(tmp_path: Path) -> None:
+def test_the_last_stage_measures_every_anchor_for_a_raised_limit(tmp_path: Path) -> None:
     values = dict.fromkeys(SOME, (93, 5600.0, 3000.0))  # 25 % fewer are late: over the limit of the last stage
     found = search(GRID, SOME, known(tmp_path, values), tell=tell)
     assert all(len(each.values) == 3 for each in found.stages[-1])

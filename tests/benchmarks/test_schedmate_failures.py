@@ -27,7 +27,7 @@ def parts() -> dict[str, list[FailedJob]]:
     return {"training": list(corpus(test=False)), "test": list(corpus(test=True))}
 
 
-def test_no_type_is_in_both_parts_and_each_part_has_a_third_or_the_rest(parts: dict[str, list[FailedJob]]) -> None:
+def test_no_type_is_in_both_parts_of_a_third_and_the_rest(parts: dict[str, list[FailedJob]]) -> None:
     training, test = ({job.fault for job in parts[part]} for part in ("training", "test"))
     assert test == TEST
     assert not training & test
@@ -51,7 +51,7 @@ def test_the_truth_is_a_line_of_the_failure(parts: dict[str, list[FailedJob]]) -
         assert job.own
 
 
-def test_recordings_of_clusters_name_no_place_of_the_machine_that_made_them() -> None:
+def test_recordings_of_clusters_name_no_path_of_their_machine() -> None:
     text = "\n".join(line for run in recorded() if run.program in (SLURM, MPI) for line in run.lines)
     assert not re.search(r"/(?:tmp|root|work|var/folders)/", text)
     assert socket.gethostname() not in text

@@ -47,7 +47,7 @@ def test_a_record_with_a_mistake_that_was_tried_again_misses_the_bar() -> None:
 
 
 @pytest.mark.parametrize(("error", "when"), [("ESTALE", "open"), ("EIO", "read")])
-def test_a_library_gets_the_error_that_is_injected_below_it_and_others_files_are_as_ever(
+def test_a_library_gets_the_injected_error_and_other_files_none(
     lab: None, tmp_path: Path, error: str, when: str
 ) -> None:
     numpy = pytest.importorskip("numpy")

@@ -56,7 +56,7 @@ def test_the_shortest_goes_first_and_is_not_passed_either() -> None:
     assert starts(LINE, shortest(LINE)) == [0, 600, 20, 100, 70]
 
 
-def test_a_job_that_would_fit_waits_behind_a_shorter_one_that_does_not() -> None:
+def test_a_job_that_fits_waits_for_a_shorter_one_that_does_not() -> None:
     jobs = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
     assert starts(jobs, shortest(jobs)) == [0, 100, 300]
     assert starts(jobs, shortest(jobs, skip=True)) == [0, 320, 20]
@@ -74,7 +74,7 @@ def test_a_factor_that_all_predictions_share_changes_nothing() -> None:
     assert starts(LINE, shortest(LINE, tenfold)) == starts(LINE, shortest(LINE))
 
 
-def test_without_predictions_the_shortest_is_what_calls_of_a_function_took() -> None:
+def test_without_predictions_the_shortest_is_by_past_run_times() -> None:
     """As a user has it by its path: here all jobs are of one function, so they go in the order in which they come."""
     named, other = (
         policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
@@ -85,7 +85,7 @@ def test_without_predictions_the_shortest_is_what_calls_of_a_function_took() -> 
 FREE = (0.0, 0.0)
 
 
-def test_tiresias_preempts_a_job_that_has_passed_the_threshold_and_no_other() -> None:
+def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
     """8 GPUs, 800 GPU-seconds: the first falls after 100 s, and gives its GPUs to the second, which comes at 150 s and
     ends at 200 s. One that comes at 50 s waits for the fall."""
     later = jobs_of((0, 1000, 8), (150, 50, 8))
@@ -95,7 +95,7 @@ def test_tiresias_preempts_a_job_that_has_passed_the_threshold_and_no_other() ->
     assert starts(sooner, tiresias(thresholds_gpu_s=[8e6], restart_s=FREE)) == [0, 1000]
 
 
-def test_a_job_that_was_preempted_takes_longer_by_its_restart_and_by_more_on_many_gpus() -> None:
+def test_a_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
     for gpus, restart_s in ((8, 40), (16, 60)):
         jobs = jobs_of((0, 1000, gpus), (150, 50, gpus))
         found = starts(jobs, tiresias(thresholds_gpu_s=[100.0 * gpus]), gpus=gpus)
@@ -256,7 +256,7 @@ def test_a_second_program_agrees_on_a_window_of_the_trace() -> None:
     assert fmean(found) == pytest.approx(fmean(expected), rel=0.01)
 
 
-def test_a_draw_of_an_error_is_the_same_at_each_load_and_another_one_each_time() -> None:
+def test_an_error_draw_is_the_same_at_each_load_and_varies_by_draw() -> None:
     window = Window("a", 0, LINE)
     one = predictions(window, Case(simulate.OURS, 0.6, 0))
     assert predictions(window, Case(simulate.OURS, 0.8, 0)) == one

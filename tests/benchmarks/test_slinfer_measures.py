@@ -35,7 +35,7 @@ def _call(
     log.note(ended, Happened.TOKEN_LATE, call=call, value=late)
 
 
-def test_a_request_is_met_strictly_by_each_token_and_in_the_mean_by_two_numbers() -> None:
+def test_a_request_is_met_strictly_per_token_or_in_the_mean() -> None:
     log = EventLog()
     _library(log, 1)
     _call(log, 0, first=0.4, tpot=0.24, late=-0.1)
@@ -59,7 +59,7 @@ def test_the_load_that_a_request_has_waited_for_is_granted() -> None:
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
 
 
-def test_a_request_that_was_dropped_has_met_nothing_and_written_nothing() -> None:
+def test_a_dropped_request_meets_and_writes_nothing() -> None:
     log = EventLog()
     log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
     log.note(10.5, Happened.CALL_FAILED, call=0, value=1.0)
@@ -68,7 +68,7 @@ def test_a_request_that_was_dropped_has_met_nothing_and_written_nothing() -> Non
     assert found.kinds["gpu"].tokens_per_s == 0.0
 
 
-def test_a_node_is_used_while_it_has_an_instance_and_once_if_it_has_two() -> None:
+def test_a_node_with_instances_counts_once_while_it_has_any() -> None:
     log = EventLog()
     _library(log, 1, at_s=0.0)
     _library(log, 2, at_s=10.0)

@@ -42,7 +42,7 @@ def test_case_runs_once_per_release(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @here
-def test_the_page_says_which_numbers_are_within_the_bars_of_the_papers(tmp_path: Path) -> None:
+def test_the_page_names_the_numbers_within_the_papers_bars(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     results = [
         _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # 99 % and 2.0 GPUs

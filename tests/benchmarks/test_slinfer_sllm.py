@@ -55,7 +55,7 @@ def _rows(simulation: Simulation, what: Happened) -> list[tuple[float, int]]:
     return [(round(at_s, 3), pilot) for at_s, kind, pilot in found if kind == what]
 
 
-def test_an_instance_serves_up_to_its_limit_before_another_one_is_loaded() -> None:
+def test_an_instance_serves_up_to_its_limit_before_another_loads() -> None:
     two = _run(_world(gpus=3), [_ask(10.0), _ask(10.0)])
     assert len(_rows(two, Happened.LIBRARY_STARTED)) == 1
     three = _run(_world(gpus=3), [_ask(10.0), _ask(10.0), _ask(10.0)])
@@ -68,7 +68,7 @@ def test_cpus_come_first_and_gpus_when_they_are_taken() -> None:
     assert [kinds[pilot] for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)] == ["cpu", "gpu"]
 
 
-def test_an_idle_instance_stays_for_its_time_and_the_next_model_follows_it() -> None:
+def test_an_idle_instance_stays_its_time_before_the_next_model() -> None:
     simulation = _run(_world(models=2), [_ask(10.0, 0, output=10), _ask(20.0, 1, output=10)])
     [(ended_at, _)] = _rows(simulation, Happened.LIBRARY_ENDED)
     last_token_at = _rows(simulation, Happened.CALL_ENDED)[0][0]
@@ -84,7 +84,7 @@ def test_who_has_waited_longest_gets_the_node_that_falls_free() -> None:
     assert len(began) == 3
 
 
-def test_a_request_without_room_is_dropped_when_its_first_token_is_late_unless_nothing_is_dropped() -> None:
+def test_a_request_without_room_is_dropped_when_late() -> None:
     asked = [_ask(10.0, 0, output=400), _ask(12.0, 1)]
     dropped = _run(_world(models=2), asked)
     assert [at_s for at_s, _ in _rows(dropped, Happened.CALL_FAILED)] == [12.5]
@@ -97,7 +97,7 @@ def test_two_instances_share_a_node_that_is_cut_in_half() -> None:
     assert sorted(places.count(pilot) for pilot in set(places)) == [1, 2]
 
 
-def test_a_late_timer_of_a_clock_that_counts_in_microseconds_ends_the_wait() -> None:
+def test_a_late_timer_in_microseconds_ends_the_wait() -> None:
     asked = [_ask(10.0, 0, output=2000), *(_ask(12.0 + n * 0.0137, 1, prompt=300 + n) for n in range(200))]
     simulation = _run(_world(models=2), asked)
     assert len(_rows(simulation, Happened.CALL_FAILED)) == 200

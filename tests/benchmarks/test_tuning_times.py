@@ -30,7 +30,7 @@ def test_a_lookup_that_two_devices_do_not_share_misses_the_bar(lookup_s: float, 
     assert table.lines[0].verdict() is verdict
 
 
-def test_communication_is_a_share_of_iterations_and_what_is_fixed_one_of_the_job() -> None:
+def test_communication_is_a_share_of_iterations_and_fixed_of_the_job() -> None:
     lines = {line.what: list(line.cells.values())[-1][0] for line in tuning_times.table_of([side(lookup_s=10.0)]).lines}
     assert lines["communication, of the time of iterations, two devices"] == pytest.approx(100 * 0.1 / 12)
     assert lines["fixed costs, of the job, one device"] == pytest.approx(100 * 23.0 / 47.0)

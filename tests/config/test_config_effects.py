@@ -25,7 +25,7 @@ VAIN = {
 
 
 @pytest.mark.parametrize("text", VAIN, ids=lambda text: text.rpartition("\n")[2] + f" {len(text)}")
-def test_a_setting_without_effect_is_refused_with_its_line_and_what_to_do(text: str) -> None:
+def test_a_setting_without_effect_is_refused_with_line_and_advice(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site(text, file="site.toml")
     assert str(caught.value).startswith(f"site.toml: {VAIN[text]}")

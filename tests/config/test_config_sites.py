@@ -324,7 +324,7 @@ def test_other_options_stay(kind: str, options: list[str]) -> None:
     ("kind", "init"),
     [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
 )
-def test_a_line_of_worker_init_that_the_batch_system_reads_is_an_option(kind: str, init: str) -> None:
+def test_a_batch_system_line_in_worker_init_is_an_option(kind: str, init: str) -> None:
     with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not for a site file"):
         parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
     assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")
@@ -340,7 +340,7 @@ def test_any_text_is_a_site_or_a_config_error(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_how_long_a_block_may_be_idle_depends_on_the_session_unless_the_site_says() -> None:
+def test_a_blocks_idle_time_depends_on_the_session_or_the_site() -> None:
     silent, explicit = parse_site("", file="a"), parse_site('[policy]\nidle = "5 min"', file="b")
     assert [source_of(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
     assert [source_of(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]

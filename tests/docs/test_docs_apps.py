@@ -190,7 +190,7 @@ def test_two_packages_with_one_name_are_named(declare):
     assert "twice is declared twice in stoker.apps, by one (one:command) and two (two:command)" in str(result.exception)
 
 
-def test_a_checkout_that_is_newer_than_its_installation_finds_its_applications(monkeypatch):
+def test_a_checkout_newer_than_its_installation_finds_its_apps(monkeypatch):
     before = {group: apps.names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
     monkeypatch.setattr(apps.importlib.metadata, "entry_points", lambda **_: [])
     assert {group: apps.names(group) for group in before} == before

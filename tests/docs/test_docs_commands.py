@@ -267,7 +267,7 @@ def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> No
 
 
 @pytest.mark.long
-def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(place: Place) -> None:
+def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -> None:
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)

@@ -37,7 +37,7 @@ def test_the_table_has_those_that_ship() -> None:
     assert rows == [(policy.name, policy.about) for policy in policies.SHIPPED.values()]
 
 
-def test_the_policy_on_the_page_is_the_one_in_the_file_and_has_twenty_lines() -> None:
+def test_the_pages_policy_is_the_files_and_has_twenty_lines() -> None:
     shown = PROGRAMS[0]
     assert shown == (EXAMPLES / "spare.py").read_text()
     assert len(shown.splitlines()) <= 20

@@ -47,7 +47,7 @@ def test_changelog_of_the_first_release_is_at_most_900_words() -> None:
     assert len(changes[changes.index("## 0.1.0") :].split()) <= 900
 
 
-def test_figures_of_the_page_about_performance_are_results_of_benchmarks() -> None:
+def test_figures_of_the_performance_page_are_benchmark_results() -> None:
     page = text_of("docs/performance.md")
     found = re.findall(r"(\d[\d.]*)(?: times| s| %|)(?: of it done)? \((\d[\d.]*-\d[\d.]*)\)", page)
     assert len(found) >= 15
@@ -64,12 +64,12 @@ def test_make_install_takes_no_extras_too(extras: str, installs: str) -> None:
     assert installs in said.stdout
 
 
-def test_what_pages_quote_of_the_reproductions_is_what_their_records_say() -> None:
+def test_pages_quote_the_reproductions_records() -> None:
     for quote in quotes():
         assert quote.line in quote.path.read_text().split("\n"), f"{quote.path.name}: python -m benchmarks.quotes"
 
 
-def test_the_guide_to_benchmarks_has_at_most_1500_words_and_names_every_experiment() -> None:
+def test_the_guide_to_benchmarks_is_short_and_names_every_experiment() -> None:
     guide = text_of("benchmarks/README.md")
     assert len(guide.split()) <= 1500
     assert [name for name in BENCHMARKS_BY_NAME if f"`{name}`" not in guide] == []

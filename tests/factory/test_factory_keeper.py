@@ -382,7 +382,7 @@ def test_after_a_kill_jobs_are_found_and_adopted(desk: Desk) -> None:
     assert next(each.job for each in news if isinstance(each, BlockUpdate)) == job
 
 
-def test_after_a_kill_a_job_that_is_over_already_is_not_submitted_again(desk: Desk) -> None:
+def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: Desk) -> None:
     desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
     assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
@@ -414,7 +414,7 @@ def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> N
     assert desk.batch.cancelled == [stray]
 
 
-def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Desk) -> None:
+def test_it_touches_nothing_before_it_knows_the_blocks(desk: Desk) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING))
     keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     assert keeper.due_in() is None

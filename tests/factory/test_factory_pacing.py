@@ -142,7 +142,7 @@ def test_hundred_blocks_stay_within_the_request_budget(sources: int) -> None:
     assert sum(len(batch.submitted) for batch in world.batches) == 200
 
 
-def test_cancellations_find_a_token_when_submissions_have_taken_theirs() -> None:
+def test_cancellations_find_a_token_after_submissions() -> None:
     world = World(sources=1)
     world.keepers[0].order([BlockId(f"b{n}") for n in range(100)])
     world.run(120.0)
@@ -161,7 +161,7 @@ def test_doctor_s_figures_are_those_of_the_pacer() -> None:
     assert pacing.in_words(10.0) == "3.4 requests a minute while its jobs run, 3.8 at most, after the first 36"
 
 
-def test_one_status_command_serves_all_sources_and_a_submission_asks_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_one_status_command_serves_all_until_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
     shared = SharedBudget(poll_s=10.0)
     listing = Listing(fresh_s=shared.pacer.listing_s, clock=Clock())
     given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": listing}

@@ -102,7 +102,7 @@ def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
         other.communicate(b"\n", timeout=10)
 
 
-def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
+def test_a_pilot_orphaned_at_birth_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(orphan) == Ending.OVER
     assert manager.hellos == []

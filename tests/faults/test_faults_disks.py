@@ -197,7 +197,7 @@ else:
 
 
 @pytest.mark.parametrize("when", ["in a loop", "in a future", "before the end"])
-def test_a_run_folder_that_is_removed_ends_the_session_with_its_reason(world, when):
+def test_a_removed_run_folder_ends_the_session_with_its_reason(world, when):
     program = world.start(PROGRAM, str(world.runs), when)
     said, complaint = program.communicate(timeout=60)
     assert said == "[0, 1, 2]\n"

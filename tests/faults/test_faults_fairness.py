@@ -30,7 +30,7 @@ def site(tmp_path):
     return tmp_path / "two.toml"
 
 
-def test_an_app_that_writes_to_its_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_an_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
@@ -59,7 +59,7 @@ def test_an_app_that_writes_to_its_sockets_is_poison_and_good_calls_end(world, t
 
 
 @pytest.mark.long
-def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()

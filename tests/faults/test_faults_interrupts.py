@@ -136,7 +136,7 @@ def whole(world):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_is_interrupted_again_and_again_and_the_next_one_goes_on(model_world):
+def test_a_run_interrupted_again_and_again_resumes(model_world):
     world, chance = model_world, random.Random(11)
     most, busy = 0, 0
     moments = [chance.uniform(0.1, 0.8), chance.uniform(1.0, 4.0), "hundred more"]

@@ -123,7 +123,7 @@ def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
 
 
 @pytest.mark.long
-def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tmp_path):
+def test_a_frozen_pilot_is_given_up_and_returns_when_it_wakes(world, tmp_path):
     site, begun = tmp_path / "site.toml", tmp_path / "begun"
     site.write_text('[session]\nheartbeat = "0.3 s"\nlease = "60 s"\n')
 

@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_file_takes_the_place_of_the_old_one_and_is_closed_to_others(tmp_path: Path, sync: bool) -> None:
+def test_a_file_replaces_the_old_one_and_is_private(tmp_path: Path, sync: bool) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"before", sync=sync)
     write_whole(path, b"after", sync=sync)

@@ -55,12 +55,12 @@ def test_the_forecast_of_a_queue_is_its_wait():
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
-def test_streams_that_are_served_side_by_side_are_not_taken_for_a_queue():
+def test_streams_served_side_by_side_are_not_taken_for_a_queue():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
     assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
 
 
-def test_too_few_streams_foretell_nothing_and_a_queue_is_foretold_no_further_than_twice_the_longest():
+def test_few_streams_predict_nothing_and_queues_twice_the_longest():
     first = FirstTokens()
     for before in range(7):
         first.begin()
@@ -73,7 +73,7 @@ def test_too_few_streams_foretell_nothing_and_a_queue_is_foretold_no_further_tha
     assert first.expected_s(500) == pytest.approx(16.0)
 
 
-def test_a_stream_without_a_token_and_one_that_waited_for_a_load_show_nothing():
+def test_streams_without_tokens_or_with_a_load_show_nothing():
     first = FirstTokens()
     for _ in range(20):
         first.begin()

@@ -207,7 +207,7 @@ def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> 
     run(test())
 
 
-def test_a_batch_that_cannot_be_read_when_the_gateway_starts_is_followed_later(tmp_path: Path) -> None:
+def test_an_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> None:
     room = Room()
 
     async def test() -> None:
@@ -223,7 +223,7 @@ def test_a_batch_that_cannot_be_read_when_the_gateway_starts_is_followed_later(t
     run(test())
 
 
-def test_a_file_is_not_removed_as_old_when_the_batch_that_reads_it_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_of_an_unreadable_batch_is_not_removed_as_old(tmp_path: Path) -> None:
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     file = batches.files.add(b"x", filename="f", purpose="batch", owner="")

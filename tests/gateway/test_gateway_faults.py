@@ -63,7 +63,7 @@ def test_status_shows_the_models_that_are_served(gateway):
     assert small["ttft_s"] > 0
 
 
-def test_a_gateway_that_was_killed_is_where_it_was_and_its_models_are_hot(gateway):
+def test_a_killed_gateway_keeps_its_address_and_hot_models(gateway):
     with client_of(gateway) as client:
         text = text_of(chat(client, stream=True))
         url, session = gateway.url, gateway.session
@@ -104,7 +104,7 @@ def test_a_gateway_survives_the_manager(gateway, world):
 
 
 @pytest.mark.long
-def test_a_gateway_ends_with_its_session_and_the_same_command_serves_again(gateway, world):
+def test_a_gateway_ends_with_its_session_and_serves_again(gateway, world):
     url, session = gateway.url, gateway.session
     subprocess.run([*SERVE, "down", session], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=True)
     until(lambda: gateway.has_ended, why="the end of the gateway")

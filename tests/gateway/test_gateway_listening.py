@@ -132,7 +132,7 @@ def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
 
 
 @pytest.mark.long
-def test_two_gateways_keep_their_files_and_batches_apart_and_one_may_die(gateway, beside):
+def test_two_gateways_keep_files_and_batches_apart_if_one_dies(gateway, beside):
     other = beside("other.toml")
     assert (other.session, other.url == gateway.url) == (gateway.session, False)
     with client_of(gateway.url) as one, client_of(other.url) as two:

@@ -45,7 +45,7 @@ COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
 NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD), at=100.0)
 
 
-def test_models_that_are_loaded_have_a_row_each_and_the_others_are_counted() -> None:
+def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     assert gateway_rows([NOTE], STATUS, now=101.0) == [
         "llama-8b   2 hot   14 running   1,210 tokens/s   TTFT 0.21 s (objective 1.0 s)   99.7 % met"
         "   shares n014 with qwen-7b",

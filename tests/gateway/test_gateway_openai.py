@@ -206,7 +206,7 @@ def test_a_cold_model_that_does_not_want_requests_to_wait(client, http):
     assert chat(client, model="shy").choices  # it is loaded now
 
 
-def test_a_request_that_would_be_late_is_refused_unless_its_client_waits(client):
+def test_a_late_request_is_refused_unless_its_client_waits(client):
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="swift", stream=True)
     assert (refused.value.status_code, refused.value.code) == (503, "objective_unreachable")

@@ -154,7 +154,7 @@ def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
         file.remove("ana")
 
 
-def test_a_key_file_that_others_may_read_or_that_is_damaged_is_refused(tmp_path):
+def test_a_world_readable_or_damaged_key_file_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
@@ -209,7 +209,7 @@ def asked(endpoint=Endpoint.CHAT, **body):
     return read_asked(json.dumps({"model": "m", **words, **body}).encode(), endpoint=endpoint, name="r1")
 
 
-def test_each_choice_of_each_prompt_is_a_request_with_a_seed_of_its_own():
+def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
     found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, seed=7)
     assert [(one.texts, one.sampling.seed) for one in found.choices] == [
         (("a",), 7), (("a",), 8), (("b",), 9), (("b",), 10),
@@ -301,7 +301,7 @@ def test_pieces_that_come_together_are_as_many_events(endpoint):
     assert chunks.tokens == 4
 
 
-def test_an_error_of_a_call_has_a_status_that_says_whether_to_come_again():
+def test_an_error_of_a_call_has_a_status_that_says_whether_to_retry():
     told = {
         NoDeviceError("x"): (503, "model_fits_nowhere"),
         ContextError("x"): (503, "model_unavailable"),
@@ -362,7 +362,7 @@ def test_a_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monke
     assert GatewayPlace("", tmp_path / "other.toml").take() == GatewayState()
 
 
-def test_a_first_gateway_leaves_alone_the_ports_that_others_come_back_to(tmp_path, monkeypatch):
+def test_a_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayPlace("", tmp_path / "models.toml")
     place.take()

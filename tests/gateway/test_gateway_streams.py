@@ -113,7 +113,7 @@ def test_an_error_behind_a_comment_is_the_last_event(monkeypatch):
     assert code_of(error) == "model_unavailable"
 
 
-def test_a_stream_that_is_silent_has_comments_so_that_no_proxy_closes_it(monkeypatch):
+def test_a_silent_stream_has_comments_for_proxies(monkeypatch):
     monkeypatch.setattr(wire, "_SILENT_S", 0.0)
     sent, commented, left = [], asyncio.Event(), []
 

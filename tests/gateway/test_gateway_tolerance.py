@@ -102,7 +102,7 @@ def test_a_batch_file_embeds_as_many_texts(gateway, tmp_path):
 # ---- histories and fields
 
 
-def test_answers_are_taken_back_as_history_and_ignored_fields_noted_once(client, gateway):
+def test_answers_are_accepted_as_history_and_ignored_fields_noted(client, gateway):
     messages = [QUESTION]
     for _ in range(3):
         answer = client.chat.completions.create(

@@ -265,7 +265,7 @@ def test_notice_says_that_a_damaged_file_was_not_kept(tmp_path: Path, monkeypatc
     assert notice.endswith(f"is kept as {kept.name}"), "it is tried again by the next manager"
 
 
-def test_a_file_that_is_damaged_and_cut_off_replays_the_same_ever_after(tmp_path: Path) -> None:
+def test_a_damaged_and_truncated_file_replays_the_same_each_time(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(3):

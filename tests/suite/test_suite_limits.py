@@ -90,7 +90,7 @@ def test_every_test_here_has_a_limit(request):
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "under xdist"])
-def test_a_test_that_hangs_is_ended_with_stacks_and_its_processes_and_the_run_goes_on(suite, workers):
+def test_a_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
     began = time.monotonic()
     ran = run(suite, HANGS, LIMIT, *workers)
     assert time.monotonic() - began < 150, "the helper sleeps for ten minutes"
@@ -105,7 +105,7 @@ def test_a_test_that_hangs_is_ended_with_stacks_and_its_processes_and_the_run_go
 
 
 @pytest.mark.long
-def test_a_test_that_no_signal_reaches_ends_its_worker_and_another_one_goes_on(suite):
+def test_a_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
     ran = run(suite, HANGS_IN_C, LIMIT, "-o", "faulthandler_timeout=6", "-n", "1")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "crashed while running 'tests/test_one.py::test_that_no_signal_reaches'" in ran.stdout
