@@ -1,4 +1,4 @@
-"""A class name is defined once in the product, and function names are meaningful."""
+"""A class name is defined once in the product, function names are meaningful, and test names are short."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ ALLOWED = {
 VAGUE = {"look", "_look", "news", "ours", "shelf"}
 """Names of functions that say neither an effect nor an answer."""
 
+LONGEST = 60
+"""Most characters of a test's name after `test_`."""
+
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -82,6 +85,18 @@ def test_a_class_name_means_one_thing():
     assert homonyms(ROOT) == {}, "rename one of them, or say in ALLOWED why both are called so"
 
 
+def long_test_names(root: Path) -> list[str]:
+    """`FILE:LINE NAME` of each test whose name is too long."""
+    return [
+        f"{path.relative_to(root)}:{node.lineno} {node.name}"
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and len(node.name.removeprefix("test_")) > LONGEST
+        and node.name.startswith("test_")
+    ]
+
+
 def test_what_is_allowed_is_there():
     defined: dict[str, set[str]] = defaultdict(set)
     for path, node in definitions(ROOT):
@@ -92,6 +107,18 @@ def test_what_is_allowed_is_there():
 
 def test_a_functions_name_says_its_effect_or_its_answer():
     assert vague(ROOT) == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
+
+
+def test_test_names_are_short():
+    assert long_test_names(ROOT) == [], f"state the behaviour in at most {LONGEST} characters"
+
+
+def test_a_long_test_name_is_found(tmp_path: Path):
+    (tmp_path / "tests").mkdir()
+    name = "a" * LONGEST
+    text = f"def test_{name}(): ...\nclass A:\n    async def test_{name}b(self): ...\n"
+    (tmp_path / "tests" / "test_a.py").write_text(text)
+    assert long_test_names(tmp_path) == [f"tests/test_a.py:3 test_{name}b"]
 
 
 @pytest.mark.parametrize("where", ["manager/a.py", "src/stoker/deep/a.py"])
