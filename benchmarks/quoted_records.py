@@ -127,10 +127,10 @@ def fidelity() -> tuple[str, str]:
     )
     begins = "`make bench ARGS=fidelity`"
     return begins, (
-        f"{begins} ({_machine(record.facts)}; {runs} runs): fact verification, 450 inferences, forecast from its"
-        f" own measurements, is off by {own} % in the median; forecast from those of the run before"
-        f" by {before} %, because that machine is shared and its speed drifts. The lookup of a tuning"
-        f" job on two devices, forecast from one, is off by {lookup} % in {lookups} runs."
+        f"{begins} ({_machine(record.facts)}; {runs} runs): the forecast of fact verification, 450 inferences, from its"
+        f" own measurements is off by {own} % in the median. From the measurements of the run before it is off by"
+        f" {before} %, because that machine is shared and its speed drifts. The forecast of a tuning job's lookup on"
+        f" two devices, from one device, is off by {lookup} % in {lookups} runs."
     )
 
 
@@ -165,10 +165,10 @@ def whole_run() -> tuple[str, str]:
     )
     begins = "A whole run takes"
     return begins, (
-        f"{begins} {apart} times what it cannot avoid, a load and the same inferences in a session that is hot, and"
-        f" {own} times a load and its own time in the model: the bar is 1.05. Of calls of 1, 16 and 256 claims those"
-        f" of the slowest size take {slowest:.3f} times as long as those of the fastest"
-        f" (`make bench ARGS=fact_batches`; by the medians of {runs} runs each): the bar is 1.10."
+        f"{begins} {apart} times as long as a load and the same inferences in a hot session, and {own} times as long as"
+        " a load and its own time in the model; the bar is 1.05. Of calls of 1, 16 and 256 claims, the slowest size"
+        f" takes {slowest:.3f} times as long as the fastest (`make bench ARGS=fact_batches`; medians of {runs} runs"
+        " each); the bar is 1.10."
     )
 
 
@@ -279,11 +279,12 @@ def gpu() -> tuple[str, str]:
     load = _gpu_loads()
     begins = "`make gpu` on one"
     return begins, (
-        f"{begins} {load.model}, {load.at}, one run: until a model of {load.size_bytes / 1e9:.1f} GB (random weights,"
-        f" bfloat16) can be called, a script that imports Transformers and loads it takes {load.script_s:.1f} s, a"
-        f" session {load.first_s:.1f} s the first time, when its files are copied to the pilot's cache, and"
-        f" {load.again_s:.1f} s later; another context of the same session takes {load.another_s:.1f} s: its process is"
-        " a fork of one that has imported everything, and its files are there."
+        f"{begins} {load.model}, {load.at}, one run, with a model of {load.size_bytes / 1e9:.1f} GB (random weights,"
+        " bfloat16): until the model can be called, a script that imports Transformers and loads the model takes"
+        f" {load.script_s:.1f} s. A session takes {load.first_s:.1f} s the first time, when it copies the files to the"
+        f" pilot's cache, and {load.again_s:.1f} s later. Another context of the same session takes"
+        f" {load.another_s:.1f} s: its process is forked from one that has imported everything, and its files are in"
+        " the cache."
     )
 
 
@@ -303,10 +304,10 @@ def tuning() -> tuple[str, str]:
     iterations = record.tables[0].notes[0].split(";")[0]
     setting = f"SmolLM2-135M tells even from odd numbers, {iterations}, {runs} runs, {_machine(record.facts)}"
     return begins, (
-        f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication,"
-        f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs, the lookup and"
-        " checkpoints among them, where the paper has 37 to 41 % for allocating GPUs; the error of forecasting its"
-        f" lookup from one device was {error} % in these runs."
+        f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication"
+        f" (the paper: 0.4 to 0.5 % on A100s), and {fixed} % of the job on fixed costs, which include the lookup and"
+        " checkpoints (the paper: 37 to 41 % for allocating GPUs). The forecast of its lookup from one device was off"
+        f" by {error} % in these runs."
     )
 
 

@@ -81,8 +81,8 @@ def _headline(record: Record) -> str:
     )
     text = f"""{_TUNER} {late} % of the jobs late, our version of INFless {behind} %: {fewer} points fewer ({between}
         over {len(every)} sets of assumptions; {other} by the other reading of INFless; {points}; the paper has {said}).
-        INFless costs {times} times as much ({dearer}; {dollars}). With these assumptions two of the paper's numbers
-        that they are chosen by come out up to {off:.0%} off."""
+        INFless costs {times} times as much ({dearer}; {dollars}). With these assumptions, two of the paper's numbers
+        that they are chosen to match are off by up to {off:.0%}."""
     early = "A first look. " if len(record.searched.stages) < len(read_grid().stages) else ""
     return " ".join((text + " " + early).split())
 
@@ -110,8 +110,9 @@ def _found(sets: Sequence[Evaluation], system: System) -> tuple[str, str, str, s
 
 def _condition(record: Record) -> str:
     return (
-        f"In the simulator, medium load on 32 GPUs, S = 1, the most central of {len(record.sets)} sets of what the text"
-        f" leaves open, {len(record.seeds)} seeds, 95 % intervals; nobody learns from earlier jobs, as in the paper:"
+        f"In the simulator, medium load on 32 GPUs, S = 1, the most central of {len(record.sets)} sets of"
+        f" assumptions, {len(record.seeds)} seeds, 95 % intervals; no scheduler learns from earlier jobs, as in the"
+        " paper:"
     )
 
 
@@ -122,9 +123,9 @@ def _judged(record: Record) -> str:
     points = sum("points" in bar.what for bar in missed)
     return (
         f"Of the {len(found)} bars against these baselines, at medium and at high load,"
-        f" {report_bars.held(found)} hold by their interval with this set,"
-        f" and {sum(bar.sets == len(sets) for bar in found)} with every set;"
-        f" {len(missed)} are missed by the mean too, of which {points} ask for fewer late jobs than under INFless."
+        f" {report_bars.held(found)} are met by their interval with this set,"
+        f" and {sum(bar.sets == len(sets) for bar in found)} with every set. Even the mean misses {len(missed)};"
+        f" {points} of these require fewer late jobs than under INFless."
     )
 
 
