@@ -11,4 +11,4 @@ cli.py          `stoker batch`
 from __future__ import annotations
 
 APP = __name__.rpartition(".")[2]
-"""The name for `stoker run`: that of the folder."""
+"""The name for `stoker run`: the folder's name."""

@@ -68,7 +68,7 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     """Answer the file. 0; 1 if some requests have no answer; 130 after Ctrl-C (the answers so far are kept).
 
-    Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
+    Raises StokerError for input that cannot be used, and if no answer is possible (earlier answers are kept then too).
     """
     checked, models = _checked(options)
     recipes = _recipes(checked, models)

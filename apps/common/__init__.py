@@ -1,4 +1,4 @@
-"""What the applications share.
+"""Shared by the applications.
 
 runner.py          one run: open or resume its folder, make its calls, keep results, report
 calls.py           results as they arrive; stop on signals; one call that measures a model

@@ -12,7 +12,7 @@ ttft = "1 s"                objectives: the time to the first token, and for eac
 tpot = "100 ms"
 min = 1                     the least number of libraries that stay loaded
 max = 4                     the largest number of libraries that are loaded at once; left out: any number
-keep_alive = "10 min"       a library that has been idle for so long is unloaded, as long as `min` stay; left out: it
+keep_alive = "10 min"       a library idle for this time is unloaded, as long as `min` stay; left out: it
                             stays until its room is wanted
 cold = "wait"               a request that finds it not loaded waits, also beyond `ttft`; "refuse": it is told when to
                             come again. Left out: it waits, if no `ttft` says otherwise

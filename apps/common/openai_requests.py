@@ -29,7 +29,7 @@ class Endpoint(enum.Enum):
     CHAT = "/v1/chat/completions"
     """The next message of a conversation."""
     COMPLETIONS = "/v1/completions"
-    """What comes after a text."""
+    """The part after a text."""
     EMBEDDINGS = "/v1/embeddings"
     """A vector for each text."""
 

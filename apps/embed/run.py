@@ -40,11 +40,11 @@ class EmbeddingRecords(Protocol):
     """Records by key: a log or a dict."""
 
     def get(self, key: tuple[Any, ...], /) -> Record | None:
-        """The record of this key, if it is there."""
+        """The record of this key, if it has one."""
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """Return the log records of one call, and those of texts that the model refused. Raises StokerError if the call
+    """Return the log records of one call, also of texts that the model refused. Raises StokerError if the call
     returned another number of vectors.
     """
     if not len(found.vectors) == len(found.errors) == len(ids):

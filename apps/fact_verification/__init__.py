@@ -10,4 +10,4 @@ cli.py         `stoker run fact_verification`
 from __future__ import annotations
 
 APP = __name__.rpartition(".")[2]
-"""The name for `stoker run`: that of the folder."""
+"""The name for `stoker run`: the folder's name."""

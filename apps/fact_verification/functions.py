@@ -7,7 +7,7 @@
             ...
 
 `@app` decorates a function whose first argument is the loaded model; callers leave that argument out. `run.py` does
-what this example shows, with a log of results and a progress line. Your own context is a loader under `@context`: it
+this example, with a log of results and a progress line. Your own context is a loader under `@context`: it
 runs once in a process on a pilot, and its result stays there (`prompt_tuning/functions.py` has one). Equal loaders
 make one context, so other applications of a session share this model.
 

@@ -1,4 +1,4 @@
-"""The options of a run, its labelled claims and prompt templates, and what makes two runs the same.
+"""The options of a run, its labelled claims and prompt templates, and the identity of a run.
 
 Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence. A row's `id`
 identifies it in results; without ids, its line number does. Evidence is text, or a list of texts that are joined.

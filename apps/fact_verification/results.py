@@ -306,7 +306,7 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
 def verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
-    """Return sentences on what the table shows and what it does not. `demo`: the shipped model on the shipped
+    """Return sentences on the table's findings and limits. `demo`: the shipped model on the shipped
     claims.
     """
     best, total = best_of(made), made[0].claims

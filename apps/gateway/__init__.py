@@ -18,4 +18,4 @@ batch_process.py    the process of an open batch, its retries, and the limits of
 from __future__ import annotations
 
 APP = __name__.rpartition(".")[2]
-"""The name of the application: that of the folder."""
+"""The name of the application: the folder's name."""

@@ -1,6 +1,6 @@
 """The process of an open batch: found or stopped, its steps retried, its requests paced by its key's limits.
 
-A full disk, or too many open files, passes. A step that fails for such a reason is retried after a pause that starts
+A full disk, or too many open files, passes. A step that fails for this reason is retried after a pause that starts
 at one second and grows; the log says so once, and the batch shows it while it waits.
 
 Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from here

@@ -43,7 +43,7 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the error for the client: what failed, and whether to retry. Calls, hosts and folders go to the log
+    """Return the error for the client: the failure, and whether to retry. Calls, hosts and folders go to the log
     only.
     """
     match error:

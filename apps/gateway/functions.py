@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
 
 _PIECE_BYTES = 500_000
-"""A piece of a result has at most 1 MB."""
+"""Longest piece of a result: 1 MB."""
 
 
 @app(stream=True)

@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 
 class BatchRoutes:
-    """Routes of files and batches. Each caller sees those of its own key."""
+    """Routes of files and batches. Each caller sees only its key's."""
 
     def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files

@@ -1,7 +1,7 @@
 """The served models by name: their contexts, figures, and state in the session.
 
 If the folder of a model is missing or unreadable, only requests for this model fail: the gateway starts without it and
-looks again at the next request. The session is asked for its status at most once per second.
+looks again at the next request. The session's status is read at most once per second.
 
 Admission forecasts the first token. If the model is not loaded, the forecast is the rest of the load, by the time of
 earlier loads. For a loaded model it is the later of two. The session's: waiting calls leave the queue as fast as

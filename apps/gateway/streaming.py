@@ -234,7 +234,7 @@ _ENDS_S = 1.0
 
 
 class RunningRequest:
-    """An admitted request until its end: its figures, and its place among those of its key."""
+    """An admitted request until its end: its figures, and its place among its key's requests."""
 
     def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
         self.figures = figures

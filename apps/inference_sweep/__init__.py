@@ -9,4 +9,4 @@ cli.py       `stoker run inference_sweep`
 from __future__ import annotations
 
 APP = __name__.rpartition(".")[2]
-"""The name for `stoker run`: that of the folder."""
+"""The name for `stoker run`: the folder's name."""

@@ -59,7 +59,7 @@ class Records(Protocol):
     """Records by key: a log or a dict."""
 
     def get(self, key: tuple[Any, ...], /) -> Record | None:
-        """The record of this key, if it is there."""
+        """The record of this key, if it has one."""
 
 
 class SweepCall(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class OpenSweepCall(msgspec.Struct, frozen=True):
 
 
 def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """Return the log records of one call, and those of rows that the model rejected. Raises StokerError if the call
+    """Return the log records of one call, also of rows that the model rejected. Raises StokerError if the call
     returned another number of texts.
     """
     if not len(written.texts) == len(written.errors) == len(call.ids):

@@ -26,7 +26,7 @@ def command(
     device of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then
     compare 100 random workloads with the table, and report the error. It takes minutes at most.
 
-    What is found is kept with the other measurements, for this model and kind of device. Steps of calls are measured
+    The results are kept with the other measurements, for this model and kind of device. Steps of calls are measured
     as they run, too; a profile knows all sizes at once.
     """
     from stoker.apps.model_profile.run import run  # it imports Parsl, for which --help does not wait

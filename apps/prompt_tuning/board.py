@@ -1,7 +1,7 @@
 """The state of each job: a small file in its run folder, written by its submitter, and its lines for people.
 
     runs/facts-20261122-101502/
-        run.json                 what was submitted, and what makes two runs the same
+        run.json                 the submitted job, and the identity of the run
         state.json               this file
         checkpoint               the state for resuming; removed at the end
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
@@ -66,8 +66,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     `known_late_at`: since when it is known to miss its deadline. `looks_up`: it starts with a lookup of its initial
     prompt. `metric`: of the last known evaluation; `metric_name`: its name. `devices`: where it runs, since `seen_at`
     after `seen_iteration` iterations; at its pace there it ends at `measured_ends_at`. Before its first start it
-    waited `loading_s` seconds for its model to load, or waits since `loading_at`. `why`: what it waits for, or why it
-    failed.
+    waited `loading_s` seconds for its model to load, or waits since `loading_at`. `why`: why it waits or failed.
     """
 
     name: str

@@ -92,7 +92,7 @@ def submit_jobs(
 @click.option("--all", "all_", is_flag=True, help=f"Also show jobs that ended longer ago than {_RECENT}.")
 @click.argument("runs", type=_FOLDER, default=RUNS)
 def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
-    """The tuning jobs of RUNS [runs]: progress, expected end, and what they wait for."""
+    """The tuning jobs of RUNS [runs]: progress, expected end, and why they wait."""
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
     most = None if all_ else _RECENT
@@ -143,7 +143,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 def bank(
     context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
-    """Add prompts to the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and
+    """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and
     the shipped ones. The model reads each prompt once, and all prompts are grouped again.
     """
     from stoker.apps.prompt_tuning.run import fill_bank  # it imports Parsl, for which --help does not wait

@@ -83,7 +83,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Return where a job's time went in relation to its deadline; what it waits for, or why it failed."""
+    """Return where a job's time went in relation to its deadline; why it waits, or why it failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()

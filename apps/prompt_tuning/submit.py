@@ -49,7 +49,7 @@ class CheckedJob(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The digest of what decides the result: jobs with the same digest are one job."""
+        """The digest of all that decides the result: jobs with the same digest are one job."""
         return digest_job(self.job, digest_samples(self.samples), self.model)
 
 

@@ -1,6 +1,6 @@
 """One submitted job: its state in the session, and its results in its run folder.
 
-Reports of a call and forecasts of the manager arrive as events; the place of a call, and what it waits for, are
+Reports of a call and forecasts of the manager arrive as events; the place of a call, and the cause of its wait, are
 queried. If the policy knows no deadlines, the end is extrapolated from the iterations so far.
 """
 

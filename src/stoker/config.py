@@ -27,7 +27,7 @@
                                   core), for contexts that name the kind "cpu"
     gpu_cores = 2                 with "gpu+cpu": the cores that are kept for each GPU
     cache_size = "20 GB"          bound of the object cache on the pilot's disk
-    cache_age = "14 d"            what nobody has used for so long leaves it when a pilot starts
+    cache_age = "14 d"            objects unused for this time are removed when a pilot starts
     scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
                                   system's temporary folder
     probe = "auto"                whether a device computes: our own probe, on GPUs; "never"; or the path of a program
@@ -46,11 +46,11 @@
     [policy]
     name = "default"              who decides: "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer",
                                   "arlo", or your own, "module:Class" or "path.py:Class"; a path counts from this file
-    dispatch = "default"          who decides at one of the manager's seams, if that is somebody else
+    dispatch = "default"          the class that decides at one of the manager's seams
     residency = "default"
     provisioning = "default"      how many blocks: "opportunistic", "demand", "fixed", "once"
     keep_pending = 2              opportunistic: blocks that wait in the queue while there is work
-    idle = "2 min"                a block that has had nothing to do for so long is let go; left out: 2 min, and 30 min
+    idle = "2 min"                a block idle for this time is released; left out: 2 min, and 30 min
                                   in a session of `stoker up`, which keeps contexts hot between programs
     finish_within = "10 min"      demand: how soon the waiting calls should be done
 

@@ -283,7 +283,7 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """Explain a message of msgspec about a text. `shapes`: what to write for settings with a pattern. `data` (the
+    """Explain a message of msgspec about a text. `shapes`: valid texts for settings with a pattern. `data` (the
     parsed text) and `read` (its units) are needed for tables in lists or by name."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))

@@ -59,7 +59,7 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Give a child process the limit from before `raise_descriptor_limit`. No-op without such a call."""
+    """Give a child process the limit from before `raise_descriptor_limit`. No-op if that was not called."""
     if _former_limits:
         with suppress(OSError):  # it has ended already
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])

@@ -156,7 +156,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """What the run waits for; empty if nothing."""
+        """The cause of the run's wait; empty if it does not wait."""
         facts = self._facts
         if facts is None or self._ended:
             return ""

@@ -369,7 +369,7 @@ def write_rows(
     """Write rows as `parquet` or `jsonl`, whatever the name of `path`.
 
     `columns`: name and type (str, int or float) of each Parquet column. With it at most 4,096 rows are in memory.
-    Without it all are: the columns are those of the first row, with types that fit all values.
+    Without it all are: the columns are the first row's, with types that fit all values.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE.
 
-ZeroMQ reconnects by itself and queues without limit. Frames that are lost with a connection are sent again by the layer
+ZeroMQ reconnects and queues without limit. Frames that are lost with a connection are sent again by the layer
 above (`stoker.protocol.wire`). The socket's monitor reports changes of the connection, in order.
 """
 
@@ -26,7 +26,7 @@ _SILENT_MS = 15_000
 
 
 class ConnectionChange(enum.Enum):
-    """What can happen to a connection."""
+    """Events of a connection."""
 
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
     """The connection is new: frames can be sent, starting with a hello."""
@@ -76,7 +76,7 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event of a `monitor_of` socket and its value (mostly a file descriptor). pyzmq has such a function, but
+    """Read one event of a `monitor_of` socket and its value (mostly a file descriptor). pyzmq has this function, but
     its module imports asyncio: a tenth of a pilot's start."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)

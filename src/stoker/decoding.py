@@ -96,7 +96,7 @@ def why_not_json(data: bytes, error: BaseException) -> str:
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file, without a byte order mark.
 
-    Raises ConfigError with what the file is instead, or with the line and byte that are not UTF-8; and OSError.
+    Raises ConfigError with the file's real format, or with the line and byte that are not UTF-8; and OSError.
     """
     data = path.read_bytes()
     if what := other_format(data[:HEAD_BYTES]):

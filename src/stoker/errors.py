@@ -3,7 +3,7 @@
     StokerError
     ├── ConfigError             a site file or an option is wrong: names file, line, key and the nearest valid key
     │   └── UnitError           a size or a duration cannot be read
-    ├── RecipeError             a context recipe cannot be made from what was given
+    ├── RecipeError             a context recipe cannot be made from its arguments
     ├── InputTooLongError       an input is longer than every runtime of its family: names both lengths
     ├── SerializationError      a function, argument, result or exception cannot be pickled: names which
     ├── SessionError            the session cannot be started, found, joined or kept
@@ -14,8 +14,8 @@
         ├── PoisonCallError     it killed its library again and again
         ├── CallTimeoutError    it ran longer than it was allowed
         ├── CallDroppedError    a policy dropped it, with a reason
-        ├── CallCancelledError  somebody cancelled it, or the session ended before it ran
-        ├── StreamDiffersError  it ran again, and its pieces are not those that were handed on
+        ├── CallCancelledError  it was cancelled, or the session ended before it ran
+        ├── StreamDiffersError  it ran again, and its pieces differ from the earlier ones
         ├── GangBroken          ranks of its gang were lost, again and again
         ├── InfrastructureError devices, disks or networks failed it, on one pilot after the other
         └── RemoteCallError     it raised something that cannot be brought back as itself
@@ -60,7 +60,7 @@ class UnitError(ConfigError, ValueError):
 
 
 class RecipeError(StokerError):
-    """A context recipe cannot be made from what was given."""
+    """A context recipe cannot be made from its arguments."""
 
 
 class InputTooLongError(StokerError, ValueError):

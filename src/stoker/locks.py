@@ -24,7 +24,7 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """A process that holds a lock, and what it runs."""
+    """A process that holds a lock, and its command line."""
 
     pid: int
     words: tuple[str, ...]
@@ -147,7 +147,7 @@ def _read_name(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Return the processes that hold a lock on a file, also those that inherited it. Only this user's processes on this
+    """Return the processes that hold a lock on a file, also by inheritance. Only this user's processes on this
     machine are visible, so an empty list does not mean that the file is free. It looks at every process: use it for
     explanations only."""
     name = os.path.realpath(file)

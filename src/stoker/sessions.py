@@ -166,7 +166,7 @@ def sent_call(future: AppCallFuture) -> CallFuture | None:
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """Unpickle the state of a call's last `stoker.progress(..., state=...)`; None if there is none. Use it only for
+    """Unpickle the state of a call's last `stoker.progress(..., state=...)`; None without one. Use it only for
     your own calls."""
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

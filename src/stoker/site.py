@@ -126,7 +126,7 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 
 
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The batch system that starts pilots, and what one block (one job) asks for.
+    """The batch system that starts pilots, and the resources of one block (one job).
 
     `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` per node: 0 leaves them to the site.
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
@@ -331,7 +331,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def why_no_policy(name: str) -> str:
-    """Return why no shipped policy has this name, and what to write instead: the rest of a sentence."""
+    """Return why no shipped policy has this name, and the name to write instead: the rest of a sentence."""
     if name in BASELINES:
         return (
             "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
@@ -355,7 +355,7 @@ def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python of pilots. `python`: the interpreter on compute nodes; if empty, that of this program (`shared`) or
+    """The Python of pilots. `python`: the interpreter on compute nodes; if empty, this program's (`shared`) or
     the one in the archive (`packed`)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
@@ -366,7 +366,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources if the advisor's rules find nothing. Without `url` there is none, and no
+    """A language model that reads sources if the advisor's rules find nothing. Without `url` no model is used, and no
     source leaves this machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the
     environment variable with its key. `time_limit_s`, `tokens`: limits for reading one function."""
 

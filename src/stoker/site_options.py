@@ -78,7 +78,7 @@ def own_option(kind: str, line: str) -> str:
 
 def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
     """Return the first line of `worker_init` with an option that Stoker sets itself, and why it is refused; two empty
-    texts if there is none. Slurm and PBS read such lines only before the first command."""
+    texts if no line has one. Slurm and PBS read such lines only before the first command."""
     for line in text.splitlines() if kind in MARKS else ():
         if line.startswith(MARKS[kind]) and (why := own_option(kind, line)):
             return line, why

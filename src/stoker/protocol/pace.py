@@ -55,7 +55,7 @@ class _Burst:
 
 
 class WorkPace:
-    """The pace of a piece of work that starts at `now`."""
+    """The pace of work that starts at `now`."""
 
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])

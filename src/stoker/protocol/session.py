@@ -1,24 +1,24 @@
-"""The session folder: what a session is on disk, and where everything in it lies.
+"""The session folder: the files of a session on disk.
 
     <session folder>/            0700
         session.json             address, session id, protocol version, the manager's public key
         keys/                    0700; one CURVE key pair a role: server, client (0600); `transfer` holds the secret of
                                  transfers between pilots, and no key pair; blocks/ has a key pair for each block's
-                                 pilots, from when it is asked for until it is over
+                                 pilots, from its request until its end
         journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
         manager.log              and factory.log, seed.log, advisor.log, client.log
-        manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
+        manager.lease            the manager's process (see `manager.live.lease`), with manager.lock
         manager.end              for a moment: `stoker down` ends a manager that reads no messages
         manager.json             how the manager of a session that stays was started
         policies.json            which policies decide, if not the default ones; policies/ has files of the user's
-        seed.address             where the seed listens, if there is one
+        seed.address             the address of the seed, if any
         jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots
         sources/                 what programs leave of their sources for the advisor (`ProgramSource`)
-        submit/                  what was submitted to batch systems, and what those jobs printed
+        submit/                  submitted scripts, and their jobs' output
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
-        gateways/                what `stoker serve` says of its models (`GatewayNote`)
-        pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
+        gateways/                the models of each `stoker serve` (`GatewayNote`)
+        pilots/<pilot>/          pilot.log, lib-<n>.log: output of pilots and their libraries
 
 `STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`
 in it holds one link a session, named by its id, newest last.

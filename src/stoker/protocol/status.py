@@ -163,7 +163,7 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 class MapStatus(msgspec.Struct, frozen=True):
     """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all of
-    them (-1 = unknown), those with a result, and those whose result an earlier run has kept. `rate`: items per second;
+    them (-1 = unknown), how many have a result, and how many an earlier run's result. `rate`: items per second;
     `left_s`: seconds until it is done, 0 = unknown.
     """
 

@@ -35,7 +35,7 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):
-    """The loader failed; the process exits by itself."""
+    """The loader failed; the process exits."""
 
     failure: Failure
 

@@ -81,7 +81,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 class MapReport(_Message, frozen=True, tag="map"):
     """The progress of a client's `stoker.map`. `map`: its number among the client's maps; `name`: its function's.
 
-    `total` and `done` count items (-1 = unknown), `kept` those of `done` whose results an earlier run has kept.
+    `total` and `done` count items (-1 = unknown), `kept` the part of `done` with an earlier run's results.
     `unsent`: calls on `context` that are still to be submitted (-1 = unknown). `over`: it has ended.
     """
 
@@ -144,7 +144,7 @@ class AskCalls(_Message, frozen=True, tag="ask-calls"):
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
     """The state of each block of the client's provider, for `status`; sent when it has changed.
 
-    `ended`: blocks whose batch job is over. A pilot of such a block that is cut off will not come back. `most_pilots`:
+    `ended`: blocks whose batch job is over. A lost pilot of these blocks will not return. `most_pilots`:
     the most pilots at once, 0 = any number.
     """
 
@@ -183,7 +183,7 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     cause: str = ""
     """Why the batch system holds the job, or held it last (`memory`); empty if it never did."""
     advice: str = ""
-    """What the user can do about the hold."""
+    """The user's remedy for the hold."""
     holds: int = 0
     """How often the batch system has held the job."""
 
@@ -239,7 +239,7 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects with what it holds. `ends_in_s`: its remaining walltime (0 = no limit).
+    """A pilot joins, or reconnects with its state. `ends_in_s`: its remaining walltime (0 = no limit).
 
     `peer`: the `host:port` at which it serves objects to other pilots; empty: it serves none. Pilots with the same
     `cache` share it. The pilot has dropped its frames up to `acknowledged`, because the manager acknowledged them. A

@@ -15,7 +15,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the pilot. StopLibrary and CancelCalls follow for what it no longer wants. `again`: the
+    """The manager knows the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls. `again`: the
     manager has lost some of the pilot's messages; the pilot repeats what its hello does not state. `hello`: the number
     of the hello that it answers (0: unknown).
     """

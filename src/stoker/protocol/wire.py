@@ -101,22 +101,22 @@ def from_pilot() -> Decoder[to_manager.FromPilot]:
 
 
 def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    """Return a decoder for what the manager sends to pilots."""
+    """Return a decoder for messages of the manager to pilots."""
     return Decoder(to_pilot.ToPilot)
 
 
 def to_client_decoder() -> Decoder[to_client.ToClient]:
-    """Return a decoder for what the manager sends to clients."""
+    """Return a decoder for messages of the manager to clients."""
     return Decoder(to_client.ToClient)
 
 
 def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    """Return a decoder for what an agent sends to a library."""
+    """Return a decoder for messages of an agent to a library."""
     return Decoder(to_library.ToLibrary)
 
 
 def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    """Return a decoder for what a library sends to its agent."""
+    """Return a decoder for messages of a library to its agent."""
     return Decoder(to_agent.ToAgent)
 
 

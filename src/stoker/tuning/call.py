@@ -143,7 +143,7 @@ def _measure(score: Score, *, count: int) -> float:
 
 
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
-    """Return the samples for scoring: those that fit the model after a prompt of `tokens` tokens."""
+    """Return the samples for scoring that fit the model after a prompt of `tokens` tokens."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)

@@ -25,7 +25,7 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""The most virtual tokens of a job that gives no number: those of its initial prompt up to this."""
+"""The most virtual tokens of a job that gives no number: its initial prompt's, up to this."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):

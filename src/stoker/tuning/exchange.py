@@ -220,7 +220,7 @@ def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_
 
 
 def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Everybody is there, and for this job. Two processes of one rank are one too many: the number of hands says so."""
+    """All ranks are present, and for this job. Two processes of one rank show in the number of hands."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"

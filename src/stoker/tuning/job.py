@@ -17,14 +17,14 @@
 
     [until]
     metric = "accuracy"                 or "rouge-l", "bleu", "loss"
-    reach = 0.9                         stop when it is there; left out: run all iterations
+    reach = 0.9                         stop at this value; left out: run all iterations
     iterations = 500                    at most
     evaluate_every = 10
     slo = "15 min"                      from submission; or deadline = 2030-01-31T18:00:00+01:00
 
     [training]
     batch = 16                          samples an iteration, over all devices
-    micro_batch = 0                     of these at most so many at a time on a device; 0: all
+    micro_batch = 0                     at most this number of these at a time on a device; 0: all
     learning_rate = 0.01
     optimizer = "adamw"                 or "sgd"
     seed = 0
@@ -228,8 +228,8 @@ def _with_absolute_paths(job: Job, folder: Path) -> Job:
 
 
 def digest_job(job: Job, *more: Any) -> str:
-    """Return 16 hex digits of what decides the numbers of a run: not the job's name, deadline, limit of iterations,
-    checkpoint interval, or number of devices.
+    """Return 16 hex digits of the job's facts that decide the numbers of a run: not its name, deadline, limit of
+    iterations, checkpoint interval, or number of devices.
     """
     until = (job.until.metric, job.until.evaluate_every)
     training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)

@@ -1,4 +1,4 @@
-"""What written texts are measured by, as sums over samples that ranks can add up.
+"""Measures of written texts, as sums over samples that ranks can add up.
 
 ROUGE-L (Lin, "ROUGE: a package for automatic evaluation of summaries", 2004) is the F1 of the longest common
 subsequence of words; words are runs of letters and digits in lower case, without stemming, as the package `rouge-score`
@@ -96,7 +96,7 @@ def count_words(text: str) -> int:
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     """Raise ConfigError if the job's metric is the same for every prompt, or no prompt reaches its target.
 
-    `targets`: those of the evaluation samples.
+    `targets`: the evaluation samples' targets.
     """
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(

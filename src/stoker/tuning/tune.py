@@ -235,7 +235,7 @@ def tune_with(
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """Return 16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's
+    """Return 16 hex digits of the facts that ranks must have in common: the job's numbers, its samples, and the model's
     shape.
     """
     return digest_job(job, digest_samples(samples), _shape(context.model), *more)

@@ -19,7 +19,7 @@ round, so a swap must win more than `_LEAST` of the whole cost: else the loop mi
 cosine. Above the capacity one candidate of that cluster is removed: the one nearest to the representative. The paper
 leaves open:
 
-- A text that is there already is not added twice: its record becomes the newer one, and nothing else changes.
+- A text that the bank has is not added twice: its record becomes the newer one, and nothing else changes.
 - A representative is never removed. The new prompt may be, if it is the nearest.
 - In a cluster of only a representative and the new prompt, the rule would refuse every new prompt. Then the removed
   candidate is one of the largest cluster.
