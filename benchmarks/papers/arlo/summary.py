@@ -189,7 +189,7 @@ def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable
         whole = less(of, cases, read(ARLO), READINGS[other], what)
         is_told = whole is not None and said in whole and len(apart) > 1
         found.append(_inside(said, whole, unit=" %", why=", ".join(having) if is_told else ""))
-    return Verdict(f"the {name} is below that of {other} by", f"{said:.1f} %", tuple(found))
+    return Verdict(f"the {name} is below {other}'s by", f"{said:.1f} %", tuple(found))
 
 
 def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
@@ -272,7 +272,7 @@ def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
         for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
             by = 100 * (1 - said[ARLO][at] / said[theirs][at])
             found = (less(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH)
-            bar = f"Table 4, {devices:,} GPUs: RS's {name} is below that of `{theirs}` by"
+            bar = f"Table 4, {devices:,} GPUs: RS's {name} is below `{theirs}`'s by"
             yield Verdict(bar, f"{by:.1f} %", tuple(_inside(by, each, unit=" %") for each in found))
     order = tuple(_always(list(_order_4(of, cases, read))) for read in BOTH)
     yield Verdict(f"Table 4, {devices:,} GPUs: RS's mean and 98th percentile are above no other", "yes", order)
@@ -298,7 +298,7 @@ def _figure_8(of: Of) -> Iterator[Verdict]:
                 for read in BOTH
             ]  # fmt: skip
             found = tuple(_inside(said, each, unit=" %") for each in shares)
-            yield Verdict(f"Figure 8: Arlo's GPUs in relation to those of {other}", f"{said:.1f} %", found)
+            yield Verdict(f"Figure 8: Arlo's GPUs in relation to {other}'s", f"{said:.1f} %", found)
     fewer = tuple(_fewer(of, cases, read) for read in BOTH)
     yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
 
