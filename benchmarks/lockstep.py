@@ -5,7 +5,7 @@
 
 `before` compares whole processes, which is too coarse for a few percent on a shared machine. Here each round takes a
 figure of both, one right after the other, in random order. Each repeat begins new processes; its figure is the median
-of the rounds' ratios. A ratio is what this checkout does better: at least 0.95 means "not worse".
+of the rounds' ratios. A ratio above 1 means that this checkout is better: at least 0.95 means "not worse".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
    admitted jobs that become late get what the others leave. ElasticFlow refuses to run them; PromptTuner counts them
    as late. `drop_late` drops them.
 2. Sizes are planned again when jobs come or end, and when the plan itself changes sizes, but at most once in `slot_s`.
-   A running job of another size is evicted and goes on from its checkpoint. With `rescale=False` it keeps its size.
+   A running job of another size is evicted and resumes from its checkpoint. With `rescale=False` it keeps its size.
 3. Nothing is reused (§6.1): each start loads the context on each device, so each start costs a cold start. The plan
    counts it.
 4. All devices belong to the policy all the time, so its cost counts all of them.
@@ -212,6 +212,6 @@ def _turn(call: Call) -> tuple[float, ...]:
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
     """ElasticFlow: decide on arrival whether a deadline is guaranteed, and resize running calls as load changes.
 
-    `settings` are those of `ElasticFlow`.
+    `settings` are `ElasticFlow`'s.
     """
     return policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

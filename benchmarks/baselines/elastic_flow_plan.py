@@ -38,7 +38,7 @@ import msgspec
 class Job(msgspec.Struct, frozen=True):
     """A job in a plan. `run_s`: its sizes, ascending, each with the seconds that its rest takes.
 
-    `deadline_at`: 0 = none. `size`: what it has (0 = it waits); `lag_s`: the time until it goes on with that size.
+    `deadline_at`: 0 = none. `size`: its present size (0 = it waits); `lag_s`: the time until it resumes with that size.
     `start_s`: the time of a start or a change of size. A `fixed` job keeps its size.
     """
 

@@ -2,7 +2,7 @@
 
 INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several
 instances. INFless' source is not public; the rules are what PromptTuner and public summaries of INFless say, and where
-both are silent, what is best for INFless. An instance is a replica here: one library with its own devices.
+both are silent, the best for INFless. An instance is a replica here: one library with its own devices.
 
 1. *How many*: a job gets the fewest instances with which it is predicted to be in time. Predictions are taken `margin`
    longer (a tenth). Idle instances of the model come first; missing ones are launched at once, and the job waits for
@@ -317,6 +317,6 @@ class Infless(InRounds):
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
     """Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless).
 
-    `settings` are those of `Infless`.
+    `settings` are `Infless`'s.
     """
     return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

@@ -3,11 +3,11 @@
 A call's *attained service* is the number of its libraries times the seconds that it had them. A call begins in the
 first queue and moves to the next when its service passes a threshold. Within a queue calls go in order of arrival.
 Calls get libraries from the first queue on; a call that wants more than are left is passed over. A running call that
-gets none is preempted: it is checkpointed, waits, and goes on later.
+gets none is preempted: it is checkpointed, waits, and resumes later.
 
-Settings are those of Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues,
+Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues,
 a threshold of 18,000 GPU-seconds, no promotion of starving calls, and 40 s more for a preempted call (60 s on more than
-eight GPUs), which pass on its libraries when it goes on. Differences, both in its favour: plans are made when something
+eight GPUs), which pass on its libraries when it resumes. Differences, both in its favour: plans are made when something
 changes, not every 60 s, and a call moves exactly at the threshold. All calls run on any GPUs.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.engine.cancelling --repeats 5
 
 Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens without a stream and leaves after 3 s. The gap
-is the longest time between two events of A after B's request, beside the gap without B. Then a program cancels running
+is the longest time between two events of A after B's request, against the gap without B. Then a program cancels running
 calls in libraries of one slot: the time is from `cancel()` to the next call in that slot.
 """
 

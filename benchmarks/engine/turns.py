@@ -1,6 +1,6 @@
 """The cost of turns of libraries on one device: iterations of 20 ms, computed by one, two and eight libraries.
 
-The cost is what the whole takes beyond the iterations, in % of them. With one library, which takes no lock, it is what
+The cost is the excess of the whole over the iterations, in % of them. With one library, which takes no lock, it is what
 the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.
 `idle us` is the median wait of the device between two iterations. Each library writes what an engine with eight
 requests writes at each iteration.

@@ -2,7 +2,7 @@
 
 The clock runs from the request for the library until the loader has imported its modules and run a tensor operation.
 Both ways go through the pilot's own zygote, socket and library code, in turn, on one core; awareness none and disk use
-`fresh`. The zygote's own start is paid once a pilot and shown beside.
+`fresh`. The zygote's own start is paid once a pilot and shown separately.
 """
 
 from __future__ import annotations

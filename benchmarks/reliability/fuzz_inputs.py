@@ -1,7 +1,7 @@
 """Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones.
 
 Noise is refused by its first byte, so a damaged input is a right one with bytes flipped, cut, repeated, taken from
-another, or replaced by what decoders find hard (huge lengths, deep nesting, text that is not UTF-8).
+another, or replaced by inputs that decoders find hard (huge lengths, deep nesting, text that is not UTF-8).
 """
 
 from __future__ import annotations

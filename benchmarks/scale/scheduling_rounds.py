@@ -1,4 +1,4 @@
-"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, by processor time of `Core.handle`.
+"""A round of the `prompt-tuner` policy: dispatch and residency together, by processor time of `Core.handle`.
 
 96 GPUs work through arrivals of three models in virtual time, so most rounds find little to do. At 1,000 GPUs 10,000
 jobs wait: `from scratch` is a policy's first round; then one job comes, or one ends and others start.

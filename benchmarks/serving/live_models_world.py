@@ -81,7 +81,7 @@ def objective_of(times: StepTimes) -> Objective:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the simulator knows: bytes of a device, of a library's reserve, of a cached token, of what does not grow;
+    """The simulator's inputs: bytes of a device, of a library's reserve, of a cached token, of fixed memory;
     the models' step times.
     """
 

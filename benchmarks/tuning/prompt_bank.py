@@ -1,4 +1,4 @@
-"""Finding an initial prompt among 3,067: how many scores a lookup computes, and what the prompt it finds is worth.
+"""Finding an initial prompt among 3,067: scores that a lookup computes, and the value of the prompt found.
 
 A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
 1 of PromptTuner §4.3.2), and each kind of lookup is made over these scores, so counts and regret are exact. Regret is
@@ -9,7 +9,7 @@ Kinds: the paper's two layers; best bin first (`lookup.py`) within a few limits,
 as many random candidates. The paper's lookup is also counted over all clusters: on average, weighted by their sizes,
 and at worst.
 
-Candidates and tasks are in `../shared/data` beside the repository. Scoring 3,067 prompts for a task takes half an hour
+Candidates and tasks are in `../shared/data` next to the repository. Scoring 3,067 prompts for a task takes half an hour
 on one core with four samples, the default on a CPU (four tasks), and minutes with sixteen on a GPU. Scores and
 features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run continues. `python -m
 benchmarks.tuning.prompt_bank --help` has the options of the side; its last line is JSON.

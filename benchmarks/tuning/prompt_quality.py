@@ -22,7 +22,7 @@ since half of the random ones counted for less than they need. `prompt_quality_s
 - *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations. No bar.
 
 Seeds are fixed, so runs are the same up to rounding. Curves are kept in `$STOKER_HOME/prompt-quality-benchmark`; a
-stopped run goes on. `python -m benchmarks.tuning.prompt_quality_side --help` has the options; its last line is JSON.
+stopped run resumes. `python -m benchmarks.tuning.prompt_quality_side --help` has the options; its last line is JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small real tasks as pairs of input and target, from the data in `../shared/data` beside the repository.
+"""Small real tasks as pairs of input and target, from the data in `../shared/data` next to the repository.
 
 Labels are words, so that a language model has something to say about them before it is tuned.
 """

@@ -1,4 +1,4 @@
-"""The event loop: requests arrive, go to an instance, and end; what else is due lies on an agenda.
+"""The event loop: requests arrive, go to an instance, and end; other events wait on an agenda.
 
 An instance answers in order, so the end of a request is known when it is given out; a heap of ends tells the
 dispatcher.

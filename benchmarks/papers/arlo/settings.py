@@ -23,7 +23,7 @@ PERIOD_S = 120.0
 OVERLOAD_S = PERIOD_S / 2
 """Second reading of the allocation, added after runs with seeds 1 and 2: §3.3 says that no instance is to have more
 than its capacity, and eqs 3 and 5 let the longest runtime have more. Then a request above the capacity of an instance
-adds so much to its mean latency: half the time until the next allocation."""
+adds this to its mean latency: half the time until the next allocation."""
 OVERHEAD_S = 0.0008
 """Added to the latency of each request (§5.2.1). Transfers overlap with computing, so no device is busy for it."""
 REPLACEMENT_S = 1.0
@@ -45,7 +45,7 @@ SECOND_SWING = 0.5
 """Within each second the share is multiplied by a random number at most this far from 1 (Figure 1b)."""
 
 UTILIZATIONS = (0.65, 0.75, 0.85)
-"""Table 3 and Figure 11 give no load. Here the ideal runtimes of all requests keep so much of the devices busy.
+"""Table 3 and Figure 11 give no load. Here the ideal runtimes of all requests keep this share of the devices busy.
 
 Fixed at first was 0.85 alone, with seeds 1 to 3. With it more requests were late than in the paper, so the load became
 an interval, as the latency of Bert-Large."""

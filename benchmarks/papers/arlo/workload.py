@@ -3,7 +3,7 @@
 Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last; those between lie on a line.
 Within a step it rises by what lies between the 20 and the 64 tokens of §2.
 
-Lengths are those of tweets, in `../shared/data/lengths` beside the repository (`missing`), times 512/125 as in the
+Lengths come from tweets, in `../shared/data/lengths` next to the repository (`missing`), times 512/125 as in the
 paper (§5), and 512 at most. The file is several collections, and within each lengths do not drift. So the share of
 requests from its second part drifts: in a slow wave whose phase the seed draws, and each second by chance. Arrivals
 are a Poisson process (`stable`) or a Markov-modulated one of two states (`bursty`).

@@ -7,7 +7,7 @@ and messages, checks the sets.
 Seven numbers and ten unknowns have no best set. Many starts are drawn within the bounds and improved, one step at a
 time, until no number is off by more than a limit, and no further: a longer search would gather in a corner. The sets
 that lie farthest apart are kept (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985), so that
-few sets span what many do. `CLOSE` is what the text's rounding allows (2,900 s to 1.7 %). `FAIR` allows for a single
+few sets span what many do. `CLOSE` is the rounding of the text (2,900 s to 1.7 %). `FAIR` allows for a single
 run on a shared cluster.
 
 The unknowns have physical bounds. *Loads*: a task reads 3.7 GB of weights and an environment of 10.5 GB with 10 GB of

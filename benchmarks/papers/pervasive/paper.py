@@ -24,7 +24,7 @@ SHARED_BYTES_PER_S = 84e9 / 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run: what of a context outlived a call, inferences a call, and seconds. `most`: an upper limit in the text,
+    """One run: what outlived a call, inferences a call, and seconds. `most`: an upper limit in the text,
     else 0."""
 
     figure: str

@@ -1,6 +1,6 @@
 """Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7, with nothing refitted.
 
-What the text leaves open is varied, and none of it is taken from when the paper's runs ended. A prediction is a range
+Open details are varied, and none of them is taken from when the paper's runs ended. A prediction is a range
 over parameter sets and all of these:
 
 - Figure 8: the first GPU goes at 900 s or a minute later; with full awareness three dropped out "early", of each kind.
@@ -126,11 +126,11 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
 """Its name, its duration, its curvature, and the kinds."""
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
-"""When the ramps of both were written anew (commit 4995f9b, which added calls of 1,000 and nodes that share a disk as
-well). The first ones, of commit 95c044e, ended when the paper's runs do, among others. What they predicted was known by
+"""When the ramps of both were rewritten (commit 4995f9b, which added calls of 1,000 and nodes that share a disk as
+well). The first ones, of commit 95c044e, ended when the paper's runs do, among others. Their predictions were known by
 then."""
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
-"""The ramps of Figure 9b that were kept when the others were written anew: seconds, and which of `PEAKS` each uses. No
+"""The ramps of Figure 9b that were kept when the others were rewritten: seconds, and which of `PEAKS` each uses. No
 ramp of Figure 9a was kept."""
 PEAKS = (("32-bit arithmetic", paper.SINGLE), ("tensor cores", paper.TENSOR))
 KEPT_VARIANTS = frozenset(
@@ -146,7 +146,7 @@ Look = tuple[float, float]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: what was assumed. `looks`:
+    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: the assumption. `looks`:
     every
     `LOOK_S`. `off`: the distance; of Figure 9 only.
     """

@@ -43,7 +43,7 @@ Wanted = tuple[Group, System]
 class Extent(msgspec.Struct, frozen=True):
     """How much is run: seeds of the central set, of the others and of 96 GPUs; on a cluster `smaller` times smaller.
     `stages`,
-    `sets`: so many of the search's stages and of the sets (0: all).
+    `sets`: numbers of the search's stages and of the sets (0: all).
     """
 
     seeds: tuple[int, ...]

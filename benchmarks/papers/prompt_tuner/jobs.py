@@ -1,9 +1,9 @@
-"""The jobs of §6.1, made up since the paper's trace is not public, and the usual values of what the paper leaves open.
+"""The jobs of §6.1, made up as the paper's trace is not public, and usual values of properties that it leaves open.
 
 `WHY` has the reasons of the values; `grid.toml` has other values of six of them.
 
 - *Arrivals*: each load is one trace of 20 minutes with models mixed. One minute has five times the mean count (§2.2);
-  the others have exponential shares, none above the fullest. Counts add up to those of §6.1. Gaps within a minute are
+  the others have exponential shares, none above the fullest. Counts add up to §6.1's. Gaps within a minute are
   exponential (§6.1), stretched to fill it.
 - *Work*: a duration (lognormal, cut at both ends) and replicas are drawn independently; their product over the seconds
   of an iteration bounds the iterations.

@@ -16,7 +16,7 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "vicuna-7b": {"vicuna-7b": 65},
 }
 """Jobs of each model in 20 minutes (§6.1). The last is ours: the medium load's jobs of the model that Figure 3 is of,
-which says of its trace no number of jobs."""
+whose trace has no published number of jobs."""
 MAIN_LOADS = ("low", "medium", "high")
 EMERGENCES = (0.5, 1.0, 1.5)
 """S: a job's SLO is its duration times S, and the allocation overhead (§6.1)."""

@@ -3,8 +3,8 @@
 INFless starts a job on all its instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow
 resizes running jobs (§3.1), or lets them keep their size. `searching` chooses the settings that no text has.
 
-In the paper nobody learns how many iterations a job needs; a session's policy does. So there are three conditions:
-nobody learns (the paper's), all learn, ours alone learns.
+In the paper no system learns how many iterations a job needs; a session's policy does. So there are three conditions:
+none learns (the paper's), all learn, ours alone learns.
 """
 
 from __future__ import annotations

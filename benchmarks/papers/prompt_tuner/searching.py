@@ -1,6 +1,6 @@
 """Which sets of values the text's own numbers allow (decision 031), each baseline's best setting, and kept runs.
 
-A set counts if it gives each anchor within a limit, where nobody learns and ElasticFlow resizes. INFless is not run:
+A set counts if it gives each anchor within a limit, if no system learns and ElasticFlow resizes. INFless is not run:
 its distances are predicted.
 
 Settings are chosen before anything is compared, on seeds of no result: at medium load, S = 1.0, with the most central

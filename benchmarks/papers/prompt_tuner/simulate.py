@@ -3,7 +3,7 @@
 Servers have eight GPUs, all there from the beginning, and a GPU holds one model at a time. A cold start is a constant
 of the model. All policies know the models' profiles beforehand (§5.3).
 
-A job is in time when its result is there within its SLO; one that was refused, dropped or never done is a violation. A
+A job is in time when its result arrives within its SLO; one that was refused, dropped or never done is a violation. A
 GPU is paid for from the order to load a model until its process ends; systems that never give GPUs back pay for all of
 them. A run ends with its last job, and not before the 20 minutes in which jobs come.
 """

@@ -2,7 +2,7 @@
 
 Each recipe is estimated from the measurements of all others. SchedMate reports relative errors under 100 % for 85.7 %
 of its estimates of durations, Lucid 27.7 % (§5.4, Figure 12); the bar here is 86 %. A small constant meets that bar,
-since an estimate that is too low never has an error over 100 %. So constants stand beside it, and the share within a
+since an estimate that is too low never has an error over 100 %. So the page also has constants, and the share within a
 factor of two both ways, which no constant can meet.
 """
 

@@ -1,6 +1,6 @@
 """Data that SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
 
-The files lie in `../shared/data/slinfer` beside the repository (`missing`). The profile gives the milliseconds of a
+The files are in `../shared/data/slinfer` next to the repository (`missing`). The profile gives the milliseconds of a
 prefill by the prompt's length, and of a decode step by its batch and the mean length of its requests (§VI-B).
 
 A workload has 128 functions, by how often they are called, in groups of eight. 32 or 64 models take the first two or

@@ -3,7 +3,7 @@
 A call that waits for a library to load has more time: a grace window as long as the cold start (§IX-A). One that waits
 for no load has none.
 
-A part for policies: `waits` is told of each call that has to wait and asks for a timer, `fired` answers that with the
+A part for policies: `waits` receives each call that has to wait and asks for a timer, `fired` answers that with the
 drops. There is one timer, for the call that is due first; a call costs O(log n) for n that wait. The policy has to see
 every call (`asks_every_call`).
 

@@ -6,7 +6,7 @@ or with `+s` on half of one.
 1. A request goes to an instance of its model below its limit; CPUs first, where they serve at all, and there in turn,
 as ServerlessLLM's router does. 2. Where all are at their limits and coming instances will not take all waiting
 requests, another is loaded, on the first kind of node with room; nodes with an instance come before empty ones. 3.
-Without room requests wait. What falls free goes to the model whose request has waited longest. 4. An instance that has
+Without room requests wait. A freed device goes to the model whose request has waited longest. 4. An instance that has
 served nothing for `keep_alive_s` leaves. 5. A request that has waited for longer than its time to first token is
 dropped (§IX-B), `drops`.
 """

@@ -1,6 +1,6 @@
 """The tables and figures of SLINFER's evaluation as cases, by the names that `--table` takes, and the paper's numbers.
 
-The numbers are those of its text (arXiv:2507.00507); bars of figures are not in it.
+The numbers come from its text (arXiv:2507.00507); bars of figures are not in it.
 """
 
 from __future__ import annotations

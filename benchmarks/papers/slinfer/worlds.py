@@ -32,7 +32,7 @@ RESIZE_S = Duration(0.03)
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: a node is cut into so many devices with that part of its memory and speed (but see `WHOLE_ON_CPU`).
+    """`parts`: a node is cut into this many devices with that part of its memory and speed (but see `WHOLE_ON_CPU`).
     `cache_s_per_gb`: the time in which a load into a GPU allocates the cache of its instance.
     """
 

@@ -1,6 +1,6 @@
 """Record what a real Slurm and a real Open MPI print when jobs fail on them.
 
-Slurm's four daemons come up on loopback, each node in namespaces of its own (`tests/batch/lab`; root, slurm-wlm,
+Slurm's four daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm,
 munge). Jobs run a program under `srun`, or an MPI program under `mpirun`. Faults are real: a node loses its power or
 network, a daemon is killed, a limit is passed, a file system is full. The job's output is the log.
 

@@ -1,4 +1,4 @@
-"""The labelled corpus: logs of failed jobs, composed by seed from what programs really printed (`recorded.msgpack.xz`).
+"""The labelled corpus: logs of failed jobs, composed by seed from real output of programs (`recorded.msgpack.xz`).
 
 A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows: the batch
 system's last words, or for several ranks their cascade, hundreds of lines that may begin before the failing rank's own

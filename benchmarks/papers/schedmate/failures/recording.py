@@ -41,7 +41,7 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one run printed. `fault`: the type's name, or empty. `truth`: the index of the failure's first line, or
+    """The output of one run. `fault`: the type's name, or empty. `truth`: the index of the failure's first line, or
     -1."""
 
     fault: str

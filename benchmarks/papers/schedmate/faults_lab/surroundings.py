@@ -1,4 +1,4 @@
-"""Three pilots of one machine, as separate as on three nodes, and what breaks next to them. Root only.
+"""Three pilots of one machine, as separate as on three nodes, and the faults next to them. Root only.
 
 `Nodes`: a pilot's disk is a tmpfs (`TMPDIR`), its memory a cgroup (version 1), its GPU tests/driver's stand-in, made by
 the site file's `worker_init`. `Neighbours`: processes of the benchmark's program that take memory, disk or device

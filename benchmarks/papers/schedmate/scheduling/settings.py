@@ -9,7 +9,7 @@ WINDOW_S = 7 * 86_400.0
 queue, and ends with the last of its jobs."""
 LEAST_JOBS = 100
 LEAST_GPUS = 4.0
-"""A week takes part if it has so many jobs, and so many GPUs at work in the mean: else nothing waits. All such weeks
+"""A week takes part if it has this many jobs, and on average this many busy GPUs: else nothing waits. All such weeks
 take part; none is drawn."""
 
 NODE_GPUS = 8

@@ -1,6 +1,6 @@
 """Jobs of Microsoft's Philly clusters, in weeks of one virtual cluster.
 
-The file lies in `../shared/data/philly` beside the repository (`missing`). It came with the artifact of Sia: 77,456
+The file is in `../shared/data/philly` next to the repository (`missing`). It came with the artifact of Sia: 77,456
 rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as a job's arrival. QSSF's artifact
 gives sizes of 8 to 64 nodes of 8 GPUs for the same names; this file's jobs keep 4 to 29 % of those busy, which leaves
 next to nothing to decide. So a window gets as many GPUs as its own jobs imply at a load (`gpus_at`).
