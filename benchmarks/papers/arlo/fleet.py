@@ -4,8 +4,8 @@ An instance answers its requests one by one. One that is replaced answers what i
 second more; so is an added device.
 
 Reallocation takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when the
-98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when it
-is below 50 % over a minute. ST, DT and INFaaS add devices by INFaaS's headroom (§5): for 1.05 times the work of the last five
+98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when it is below
+50 % over a minute. ST, DT and INFaaS add devices by INFaaS's headroom (§5): for 1.05 times the work of the last five
 seconds.
 """
 
