@@ -166,7 +166,7 @@ CHECKS = (
     Check("batch_system", "Which batch system is here, and what may this user request?", doctor_site.batch_system),
     Check("devices", "Which devices, memory and cores would a pilot on this machine offer?", doctor_machine.devices),
     Check("torch_and_driver", "Can the installed torch use the GPU driver?", doctor_machine.torch_and_driver),
-    Check("disks", "Do measurements, snapshots and caches have room?", doctor_machine.disks),
+    Check("disks", "Do measurements, snapshots and caches have disk space?", doctor_machine.disks),
     Check("limits", "May a manager open enough files?", doctor_machine.limits),
     Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
     Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),

@@ -116,7 +116,7 @@ def next_steps(
     steps: list[tuple[list[str], str]] = []
     others = [policy for policy in SHIPPED if policy not in {row.policy for row in rows}]
     if len(rows) == 1 and others:
-        more = f"next to another one; or {', '.join(others[1:])}" if others[1:] else "next to another one"
+        more = "another policy" + (f"; or {', '.join(others[1:])}" if others[1:] else "")
         this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
         steps.append(([*simulate, *this, "--policy", others[0]], more))
     key = worth_for(scenario, runs).key
