@@ -152,7 +152,7 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         awareness: How much outlives a call: `full`, `disk` or `none`.
         calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
         min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and not
-            part of the key (docs/contexts.md). A policy that does not honour them refuses calls.
+            part of the key (docs/options.md). A policy that does not honour them refuses calls.
         max_libraries: Most libraries that are loaded at once.
         keep_alive: Unload a library that has been idle for this time.
 
