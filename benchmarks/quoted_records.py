@@ -186,11 +186,11 @@ def quality() -> Iterator[tuple[str, str]]:
         f" {induced} times as many."
     )
     yield begins, line
-    begins, (times, between, _) = "- Iterations to a target loss:", found[1]
+    begins, (times, between, _) = "- **Iterations to a target loss.**", found[1]
     line = (
-        f"{begins} a random prompt needs {times} times as many, the median of ten tasks (95 % interval {between}):"
-        " more where tuning has to teach the form of a short answer, such as the results of calculations, and no more"
-        " where it is free text, of which the model has little to learn in some iterations."
+        f"{begins} A random prompt needs {times} times as many, the median of ten tasks (95 % interval {between})."
+        " It needs more where tuning teaches the form of a short answer, for example of calculations, and no more for"
+        " free text, of which the model learns little in a few iterations."
     )
     yield begins, line
 

@@ -427,7 +427,7 @@ POOL = Site(
 def test_pilots_without_shared_files_that_lose_their_manager():
     said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
-    assert f"looking at {HERE}" in said
+    assert f"look for it at {HERE}" in said
     assert "attach from the host where it was" in said
 
 

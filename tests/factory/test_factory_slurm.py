@@ -150,7 +150,7 @@ def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, sl
 
 def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
-    with pytest.raises(BatchTrouble, match="no job id"):
+    with pytest.raises(BatchTrouble, match="no certain job id"):
         batch.submit(B7)
 
 

@@ -88,7 +88,7 @@ def hangs_up(context, what, log):
     ("poison", "said", "facts"),
     [
         (dies, "SIGSEGV", {"signal": signal.SIGSEGV}),
-        (exits_hard, "exit code 3", {"exit_code": 3}),
+        (exits_hard, "exited with code 3", {"exit_code": 3}),
         (hangs_up, "ended", {}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

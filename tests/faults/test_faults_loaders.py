@@ -84,7 +84,7 @@ def recurses():
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),
         (exits, {}, "raised SystemExit: no GPU here", "giving up", {}),
-        (exits_hard, {}, "exit code 7", "giving up", {"exit_code": 7}),
+        (exits_hard, {}, "exited with code 7", "giving up", {"exit_code": 7}),
         (dies, {}, "was killed by SIGSEGV", "about to crash", {"signal": signal.SIGSEGV}),
         (asks, {}, "EOFError", "what now?", {}),
         (downloads, {}, "`hf download NAME --local-dir models/NAME`", "asking the hub", {}),

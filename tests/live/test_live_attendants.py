@@ -116,7 +116,7 @@ def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> No
         until(lambda: "another factory" in log.read_text(), what="its word", seconds=30)
         words = turned.look(TOLD_S + 1)
         assert f"(pid {pid}) lives and has not said hello; its log says: another factory of the session is" in words
-        assert f"there, pid {os.getpid()} (" in words
+        assert f"running, pid {os.getpid()} (" in words
         assert words.endswith("waiting for it to leave, for 1 min at most")
 
 

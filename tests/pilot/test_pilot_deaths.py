@@ -200,7 +200,7 @@ def _talks() -> int:
     [
         (_raises, "RuntimeError: no weights here"),
         (_exits, "SystemExit"),
-        (_exits_hard, "exit code 4"),
+        (_exits_hard, "exited with code 4"),
         (_dies, "SIGABRT"),
     ],
 )
