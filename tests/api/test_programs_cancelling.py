@@ -82,16 +82,21 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """An argument whose pickling waits."""
+    """A text whose pickling waits."""
+
+    def __init__(self, text):
+        self.text = text
 
     def __reduce__(self):
         packing.set()
         go_on.wait(2 * PATIENCE_S)
-        return str, ("packed",)
+        return str, (self.text,)
 
 
-def test_call_cancelled_while_packed_does_not_run(session):
-    future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
+def test_a_call_cancelled_while_packed_is_stopped(session, tmp_path):
+    """It may begin: its cancellation follows its submission."""
+    argument = SlowToPack(str(tmp_path / "begun"))
+    future = nap(600, argument, after=nap(0))  # a future among its arguments: they are packed when it is submitted
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
     go_on.set()
