@@ -1,7 +1,7 @@
 """Prove that no files of a package import in a circle, and that functions import only what a table gives a reason for.
 
-Imports for type checking count: they show the same knot. An import inside a function is for what only some processes
-may load, or what takes so long to load that the command line waits for it only where it is needed.
+Imports for type checking count. A function imports a module that only some processes may load, or one that loads too
+slowly for the command line.
 
     python .ci/check_imports.py [folder of the package]      exit status 1, and each offence on a line, if there is one
 """

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     (asked.out / PAGE).write_text(page.write(tables, failed, facts, quick=asked.quick))
     status = conclude(tables, failed, quick=asked.quick)
-    print(f"the bars as a picture, what is met and what is missed: {asked.out / PAGE}")
+    print(f"the bars as a picture: {asked.out / PAGE}")
     return status
 
 

@@ -117,7 +117,7 @@ class ElasticFlow(InRounds):
         if admitted or not objective.deadline_at or not job.deadline_at:
             return []
         if objective.drop_late:
-            return [Drop(call.id, "its deadline cannot be met beside those of the jobs that were admitted before")]
+            return [Drop(call.id, "its deadline cannot be met with the jobs admitted before")]
         soonest_s = min(job.lasts_s(size) for size, _ in job.run_s)
         return [Forecast(call.id, view.now + soonest_s, in_time=False)]
 

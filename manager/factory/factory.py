@@ -23,7 +23,8 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.log_files import SeldomLog
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
-from stoker.manager.factory.keeper import BatchThread, BatchThreadEnded, BlockKeeper, FactoryUpdate
+from stoker.manager.factory.batch_thread import BatchThread, BatchThreadEnded
+from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 from stoker.manager.factory.pacing import SharedBudget
 from stoker.manager.factory.pilot_command import is_block_key_issued, revoke_block_key
 from stoker.protocol import to_client, to_manager, wire

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -486,61 +484,3 @@ def _is_over(status: BatchJobStatus | None, *, cancelled: bool = False) -> bool:
 def _number(block: BlockId) -> int:
     digits = block.removeprefix("b")
     return int(digits) if digits.isdigit() else 0
-
-
-# ---- the thread
-
-Order = Callable[[], list[str] | None]
-"""An order to run on the thread. One that returns a list is the last: the ids of jobs that are still there."""
-
-
-class BatchThreadEnded(msgspec.Struct, frozen=True):
-    """A thread has carried out its last order; `left`: ids of jobs that are still there."""
-
-    source: str
-    left: tuple[str, ...]
-
-
-class BatchThread(threading.Thread):
-    """Steps a keeper on a thread of its own: a batch system that hangs delays no other."""
-
-    def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
-        super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
-        self.keeper = keeper
-        self._say = say
-        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
-
-    def tell(self, order: Order) -> None:
-        self._inbox.put(order)
-
-    def run(self) -> None:
-        while True:
-            try:
-                order: Order | None = self._inbox.get(timeout=self.keeper.due_in())
-            except queue.Empty:
-                order = None
-            while order is not None:
-                left = order()
-                if left is not None:
-                    self._say(BatchThreadEnded(self.keeper.name, tuple(left)))
-                    return
-                order = None if self._inbox.empty() else self._inbox.get()
-            self._step()
-
-    def _step(self) -> None:
-        for update in self.keeper.step():
-            self._say(update)
-
-    def end(self, limit_s: float) -> list[str]:
-        return self.keeper.end(until=time.monotonic() + limit_s)
-
-    def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
-        """Cancel every block that does not run yet, and wait until that is done, or `limit_s` is over."""
-        until = time.monotonic() + limit_s
-        self.keeper.cancel_waiting(reason)
-        while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:
-            if time.monotonic() >= until:
-                return waiting
-            time.sleep(min(self.keeper.due_in() or 0.0, 1.0))
-            self._step()
-        return []
