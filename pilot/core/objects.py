@@ -33,9 +33,10 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
             found = _expect(state, ref)
             unasked.append(ref)
         elif not found.is_begun:
+            sourceless = found.order is not None and not (found.order.origin or found.order.peers)
+            if sourceless or ref.name in state.told:  # the manager knew no source, or believes that it is here
+                unasked.append(ref)
             _begin(state, found)
-            if found.order is not None and not (found.order.origin or found.order.peers):
-                unasked.append(ref)  # the manager knew no source when it planned
         found.libraries[library.number] = None
     if unasked:
         state.tell(WantObjects(tuple(unasked)))
@@ -138,7 +139,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots brought into the cache or evicted."""
-    gone = state.told - sizes.keys()
+    gone = state.told - sizes.keys() - state.wants.keys()  # the manager knows already that wanted ones are not here
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
         state.out.append(TidySnapshots())
@@ -150,6 +151,7 @@ def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
 
 def _begin(state: CoreState, found: Want) -> None:
     found.is_begun = True
+    state.told.discard(found.ref.name)
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):
         state.out.append(StartFetch(found.order))
@@ -157,6 +159,7 @@ def _begin(state: CoreState, found: Want) -> None:
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
     found = state.wants[ref.name] = Want(ref)
+    state.told.discard(ref.name)  # a cached copy was damaged or is gone
     state.out.append(Expect(ref.name))
     return found
 

@@ -429,6 +429,18 @@ def test_what_others_bring_into_the_cache_and_take_out_of_it_is_told(pilot: Core
     assert pilot.take(commands.TidySnapshots)
 
 
+@pytest.mark.parametrize("planned", [(), ("weights",)])
+def test_a_damaged_object_is_asked_for_and_not_taken_off(pilot: CoreShell, planned: tuple[str, ...]) -> None:
+    """`ObjectsGone` after `WantObjects` would end the manager's plan to send it."""
+    pilot.give(CacheListed({"weights": WEIGHTS.size_bytes})).forget()
+    pilot.start(recipe=MODEL, planned=planned)
+    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
+    pilot.forget().give(CacheListed({}))
+    assert not pilot.all(told.ObjectsGone)
+    pilot.hear(order.FetchObject(WEIGHTS, origin=True))
+    assert pilot.take(commands.StartFetch)
+
+
 # ---- the end
 
 
