@@ -12,20 +12,24 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
+import msgspec
 from core.builders import recipe
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from properties.together import Together, Wired
+from properties.together import GB, Together, Wired
 
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.sim.validate import validate
 from stoker.pilot.core import memory
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import PilotId
 from stoker.protocol.to_pilot import StopLibrary
 
+WEIGHTS = ObjectRef("weights", GB, "/data/weights")
 CONTEXTS = {
     "small": recipe("small", memory="3 GB"),
-    "large": recipe("large", memory="7 GB"),
+    "large": msgspec.structs.replace(recipe("large", memory="7 GB"), objects=(WEIGHTS,)),
+    "read": msgspec.structs.replace(recipe("read", memory="2 GB"), objects=(WEIGHTS,)),
     "once": recipe("once", memory="1 GB", calls_per_library=1),
 }
 LATE = frozenset({
@@ -38,7 +42,7 @@ LATE = frozenset({
 
 names = st.sampled_from(("p0", "p1", "p2"))
 places = st.integers(0, 3)
-contexts = st.sampled_from(("small", "large", "small", "once"))
+contexts = st.sampled_from(("small", "large", "small", "once", "read"))
 
 
 class Cores(RuleBasedStateMachine):
@@ -82,10 +86,10 @@ class Cores(RuleBasedStateMachine):
         for _ in range(count):
             self.cluster.hear_next(self.pilot(name))
 
-    @rule(name=names, count=st.integers(1, 6))
-    def orders_arrive(self, name: str, count: int) -> None:
+    @rule(name=names, count=st.integers(1, 6), lists_cache=st.booleans())
+    def orders_arrive(self, name: str, count: int, lists_cache: bool) -> None:
         for _ in range(count):
-            self.pilot(name).hear()
+            self.pilot(name).hear(lists_cache=lists_cache)
 
     @rule(name=names)
     def a_frame_comes_twice(self, name: str) -> None:
@@ -147,6 +151,19 @@ class Cores(RuleBasedStateMachine):
         if not self.pilot("p2").is_over:
             self.pilot("p2").signal()
 
+    @rule(name=names, context=st.sampled_from(("read", "large")), lists_cache=st.booleans())
+    def lose_cached_objects(self, name: str, context: str, lists_cache: bool) -> None:
+        """A pilot's disk loses what was cached, and its libraries end. The next one finds nothing in the cache."""
+        pilot = self.pilot(name)
+        pilot.cache.clear()
+        for process in pilot.processes.values():
+            process.die()
+        pilot.settle()
+        self.submit(context, 3)
+        for _ in range(6):
+            self.cluster.hear_next(pilot)
+            pilot.hear(lists_cache=lists_cache)
+
     @rule(seconds=st.sampled_from((0.0, 1.0, 4.0)), crosses=st.booleans())
     def wait(self, seconds: float, crosses: bool = False) -> None:
         """Time passes. If it `crosses`, libraries end by themselves while the order to end is on its way."""
@@ -194,6 +211,8 @@ class Cores(RuleBasedStateMachine):
             assert {number: memory.budget_bytes(core, library) for number, library in core.libraries.items()} == {
                 number: library.promised_bytes for number, library in known.items()
             }
+            fetches = self.cluster.core.state.transfers.peers[PilotId(pilot.name)].fetches
+            assert core.wants.keys() == fetches.keys(), "what a pilot waits for is planned"
             assert not pilot.outbox.unacked(), "all that was said is acknowledged"
 
     def each_library_ended_once(self) -> None:

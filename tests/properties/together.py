@@ -20,16 +20,19 @@ from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
+    CacheListed,
     Event,
     Farewell,
     FromManager,
     HelloDue,
     LibraryPrepared,
+    ObjectArrived,
     Observation,
     Observed,
     OfferWeighed,
     Pinned,
     Signalled,
+    SourceFailed,
     Tick,
     TimerFired,
 )
@@ -139,8 +142,9 @@ class Wired:
         self.name = PilotId(name)
         self.cluster = cluster
         facts = PilotFacts(
-            pilot=name, session=SESSION, host=name, pid=1, devices=devices(DEVICES), cache_bound_bytes=1 << 60
-        )
+            pilot=name, session=SESSION, host=name, pid=1, peer=f"{name}:1", devices=devices(DEVICES),
+            cache_bound_bytes=1 << 60,
+        )  # fmt: skip
         self.core = PilotCore(facts)
         self.queue = EventQueue(self.core, self._carry_out, clock=lambda: cluster.now)
         self.timers = Timers()
@@ -150,6 +154,8 @@ class Wired:
         self.down: deque[to_pilot.ToPilot] = deque()  # Orders on their way to the pilot
         self.last = b""  # The frame that was delivered last
         self.processes: dict[LibraryId, Process] = {}
+        self.cache: dict[str, int] = {}  # Sizes of the cached objects
+        self.fetching: dict[str, to_pilot.FetchObject] = {}
         self.told_gone: set[LibraryId] = set()
         self.disowned: set[tuple[LibraryId, CallId]] = set()
         """Calls that its libraries held when the manager gave it up: they may run elsewhere since."""
@@ -160,7 +166,7 @@ class Wired:
     def connect(self) -> None:
         self._flush()
         self.is_connected = True
-        self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
+        self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
 
     def cut(self) -> None:
         """The connection breaks: messages in transit are lost."""
@@ -168,14 +174,17 @@ class Wired:
         self.up.clear()
         self.down.clear()
 
-    def hear(self) -> bool:
-        """The next order arrives. False: none is left."""
+    def hear(self, *, lists_cache: bool = False) -> bool:
+        """The next order arrives. False: none is left. `lists_cache`: a start of a reader finds the cache listed."""
         if not self.down:
             return False
         order = self.down.popleft()
         self._note_crossing(order)
         if not self.is_over:
-            self.tell(FromManager(order))
+            self.queue.handle(FromManager(order))
+            if lists_cache and isinstance(order, to_pilot.StartLibrary) and order.recipe.objects:
+                self.queue.handle(CacheListed(self.cache))
+            self.flush()
         return True
 
     def _note_crossing(self, order: to_pilot.ToPilot) -> None:
@@ -196,6 +205,10 @@ class Wired:
 
     def tell(self, event: Event) -> None:
         self.queue.handle(event)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the pilot has to say, in one frame."""
         self._flush()
         if self.is_connected and self.core.state.hello_is_due:
             self.connect()
@@ -228,7 +241,11 @@ class Wired:
             case commands.Prepare(ordered=ordered):
                 self.queue.handle(LibraryPrepared(ordered.library))
             case commands.PinObjects(library=number, objects=refs):
-                self.queue.handle(Pinned(number, {ref.name: ref.name for ref in refs}))
+                self.queue.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in self.cache}))
+            case commands.StartFetch(order=order):
+                self.fetching[order.object.name] = order
+            case commands.StopFetch(name=name):
+                self.fetching.pop(name, None)
             case commands.StartProcess(ordered=ordered):
                 assert ordered.library not in self.processes, f"lib-{ordered.library} is started twice"
                 self.processes[ordered.library] = Process(self, ordered)
@@ -255,7 +272,27 @@ class Wired:
         """Its processes have done what they were told to do."""
         for process in list(self.processes.values()):
             process.settle()
+        for order in list(self.fetching.values()):
+            self._fetch(order)
         self._flush()
+
+    def _fetch(self, order: to_pilot.FetchObject) -> None:
+        """Read an object from its origin, or from the first peer that has it."""
+        name, size = order.object.name, order.object.size_bytes
+        lacking = []
+        for peer in order.peers:
+            other = self.cluster.wired[peer.pilot]
+            if name in other.cache and not other.is_over:
+                break
+            lacking.append(peer.pilot)
+        else:
+            if not order.origin:
+                for id in lacking:
+                    self.queue.handle(SourceFailed(name, "it does not have it", id))
+                return
+        del self.fetching[name]
+        self.cache[name] = size
+        self.queue.handle(ObjectArrived(name, size))
 
     def works(self, *, ends: int = 1) -> None:
         """Its processes load, run this number of calls each, and carry out their orders."""
@@ -273,6 +310,7 @@ class Wired:
         if not self.is_over:
             for key in self.timers.due(self.cluster.now):
                 self.tell(TimerFired(key))
+            self.tell(CacheListed(self.cache))
             self.tell(Tick())
 
     def validate(self) -> None:
