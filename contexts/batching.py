@@ -64,11 +64,9 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts that the step reads."""
         return sum(self.tokens) - self.writing
 
     def without(self, id: int, *, writes: bool) -> Step:
-        """Return the step without one of its requests."""
         at = self.requests.index(id)
         requests, tokens, starts = (
             values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
@@ -109,7 +107,6 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def decodes(self) -> bool:
-        """True if its next step is a decode step."""
         return self.read > 0 and self.unread == 1
 
 
@@ -133,12 +130,10 @@ class RunningBatch:
         self._decode_next = False
 
     def __len__(self) -> int:
-        """How many requests it has."""
         return len(self.waiting) + len(self.running)
 
     @property
     def reserved(self) -> int:
-        """Tokens of the cache that running requests have reserved."""
         return sum(request.reserved for request in self.running.values())
 
     @property
@@ -189,7 +184,6 @@ class RunningBatch:
         return _step(parts, prefill=True, evicted=evicted)
 
     def requests(self) -> tuple[BatchedRequest, ...]:
-        """Return all requests, those in the batch first."""
         return (*self.running.values(), *self.waiting)
 
     def decode_length(self, step: Step) -> float:

@@ -15,31 +15,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.contexts.causal_lm import dtype_named
 from stoker.contexts.factory import context
+from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
 from stoker.contexts.model_source import (
     SHORTEST_RUNTIME,
     CallableModule,
+    TokenCounter,
     architectures,
     longest_of_folder,
     model_source,
     shown_name,
 )
 from stoker.contexts.recipe import Awareness, Recipe
-from stoker.errors import RecipeError
+from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
     from stoker.contexts.encoding import EncoderModel
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-
-from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
-from stoker.contexts.model_source import TokenCounter
-from stoker.errors import InputTooLongError
 
 _PRELOAD = (
     "torch",
@@ -112,8 +110,12 @@ def encoder(
         raise RecipeError(
             f"encoder reads no GGUF file, as {source}; name a folder as save_pretrained writes it", path=named
         )
-    if length and is_local:
-        _refuse_longer(length, longest_of_folder(source), model=shown_name(named))
+    longest = longest_of_folder(source) if length and is_local else 0
+    if longest and length > longest:
+        raise RecipeError(
+            f"encoder(length={length}): {shown_name(named)} reads {longest} tokens at most", option="length",
+            longest=longest,
+        )  # fmt: skip
     classes = architectures(source) or (_USUAL_ARCHITECTURE,)
     factory = encoder_model.with_options(
         files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
@@ -143,13 +145,6 @@ def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     return {"length": length, "batch": batch, "compiled": compiled}
 
 
-def _refuse_longer(length: int, longest: int, *, model: str) -> None:
-    if longest and length > longest:
-        raise RecipeError(
-            f"encoder(length={length}): {model} reads {longest} tokens at most", option="length", longest=longest
-        )
-
-
 sys.modules[__name__].__class__ = CallableModule
 
 
@@ -167,7 +162,6 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """In tokens, rising."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:

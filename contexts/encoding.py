@@ -8,7 +8,6 @@ several slots share batches (`joined_batches`). A *runtime* computes every batch
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -199,7 +198,6 @@ class EncoderModel:
 
     @property
     def is_compiled(self) -> bool:
-        """True for a runtime that was compiled."""
         return self._compiler is not None
 
     @property
@@ -226,7 +224,6 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds of one batch of a runtime."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -385,6 +382,3 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
             longest=longest,
         )  # fmt: skip
     return runtime.length
-
-
-log = logging.getLogger(__name__)

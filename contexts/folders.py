@@ -28,7 +28,6 @@ def state_folder() -> Path:
 
 
 def snapshot_folder() -> Path:
-    """Return the folder of model snapshots."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
 

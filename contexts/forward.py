@@ -51,13 +51,11 @@ class PrefixCache(Generic[KV]):
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Keep at most `limit_bytes` from now on."""
         self.limit_bytes = limit_bytes
         self._trim()
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all kept prefixes."""
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
@@ -97,7 +95,6 @@ class PrefixCache(Generic[KV]):
             self._trim()
 
     def clear(self) -> None:
-        """Forget everything."""
         self._shared.clear()
         self._recent.clear()
 

@@ -111,7 +111,6 @@ def plain(function: Callable[..., Any]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True for a function that returns a coroutine."""
     return inspect.iscoroutinefunction(plain(function))
 
 

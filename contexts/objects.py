@@ -299,7 +299,6 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the published object of this name, or None."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

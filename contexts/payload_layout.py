@@ -164,7 +164,7 @@ class _StandIn:
         pass
 
     def append(self, _item: Any) -> None:
-        """Do nothing."""
+        pass
 
     extend = add = append
 

@@ -77,7 +77,6 @@ class PromptReader:
         return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation (`CausalLM.chat_prompt`)."""
         if not getattr(self.tokenizer, "chat_template", None):
             return "\n\n".join(message["content"] for message in messages)
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))

@@ -110,7 +110,6 @@ class Recipe(msgspec.Struct, frozen=True):
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
-        """One line for people; the fields say the rest."""
         needs, parts = self.needs, [f"recipe {self.title}"]
         if needs.devices != 1:
             parts.append(f"{needs.devices} devices")

@@ -77,7 +77,12 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
-        _save(model, tokenizer, draft)
+        # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
 
     return make_folder(place, write, source=source)
 
@@ -159,15 +164,6 @@ def made_s_of(place: Path) -> float | None:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return None
-
-
-def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:

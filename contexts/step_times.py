@@ -46,7 +46,6 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
     count: int = 1
 
     def joined(self, other: StepCell) -> StepCell:
-        """Return the two as one, each with its weight."""
         share = other.count / (self.count + other.count)
         return StepCell(
             self.tokens + (other.tokens - self.tokens) * share,
@@ -63,7 +62,6 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
     count: int = 0
 
     def joined(self, other: StepError) -> StepError:
-        """Return both together."""
         if not other.count:
             return self
         share = other.count / (self.count + other.count)
@@ -80,14 +78,12 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Samples that its cells hold."""
         return sum(cell.count for cell in (*self.prefill, *self.decode))
 
     def joined(self, other: StepTimes) -> StepTimes:
-        """Return both together, a cell with the same cell."""
         return StepTimes(
-            _joined(self.prefill, other.prefill),
-            _joined(self.decode, other.decode),
+            tuple(StepTable([*self.prefill, *other.prefill])),
+            tuple(StepTable([*self.decode, *other.decode])),
             self.prefill_error.joined(other.prefill_error),
             self.decode_error.joined(other.decode_error),
         )
@@ -123,11 +119,9 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """Return the cell of a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
-        """Add the time of a step."""
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
@@ -217,7 +211,6 @@ class StepModel:
 
     @property
     def times(self) -> StepTimes:
-        """All of it, to send and to keep."""
         prefill, decode = tuple(self._tables[True]), tuple(self._tables[False])
         return StepTimes(prefill, decode, self._errors[True], self._errors[False])
 
@@ -226,7 +219,6 @@ class StepModel:
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """Return the seconds of a step. Raises LookupError."""
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
@@ -242,7 +234,6 @@ class StepModel:
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
-        """Use a sample as it is."""
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
@@ -303,10 +294,6 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
         return b[1] + max(0.0, slope) * (at - b[0])
     line = a[1] + slope * (at - a[0])
     return max(line, a[1] * at / a[0]) if at < a[0] else line
-
-
-def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[StepCell, ...]:
-    return tuple(StepTable([*first, *second]))
 
 
 class StepProfile(msgspec.Struct, frozen=True):

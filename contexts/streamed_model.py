@@ -177,7 +177,6 @@ class WeightStream:
         return any(self._final(each) != each.dtype for each in self._stored)
 
     def told(self) -> str:
-        """Return size, seconds and rate, for people."""
         rate = self.size_bytes / max(self.seconds, 1e-6) / 1e9
         return f"{show_bytes(self.size_bytes)} of weights in {show_seconds(self.seconds)}, {rate:.1f} GB/s"
 

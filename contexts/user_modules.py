@@ -251,7 +251,6 @@ class CarriedModules:
         return both
 
     def enter_for_good(self) -> None:
-        """Enter the modules of a context's loader for good."""
         self.enter()
         _finder.context = self
 
@@ -317,7 +316,6 @@ _imported_at: dict[str, str] = {}
 
 
 def count_replaced() -> int:
-    """Return how often modules were replaced since the start."""
     return _finder.count_replaced
 
 

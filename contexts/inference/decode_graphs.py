@@ -210,7 +210,6 @@ class DecodeGraphs:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory of graphs and their buffers."""
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:

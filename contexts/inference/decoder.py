@@ -68,7 +68,6 @@ class KVStore:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that all arrays hold."""
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
@@ -123,7 +122,6 @@ class KVStore:
                 del self.arrays[array.tokens]
 
     def clear(self) -> None:
-        """Free all memory."""
         self.arrays.clear()
         self._of.clear()
 
@@ -209,7 +207,6 @@ class LeanDecoder:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the model knows."""
         return int(self._model.config.vocab_size)
 
     @property
@@ -235,7 +232,6 @@ class LeanDecoder:
         return DecodePart(array, torch.tensor(places, device=self.device), dtype=self.dtype, places=places)
 
     def new_store(self) -> KVStore:
-        """Return an empty cache for this model."""
         return KVStore(
             layers=len(self.layers), heads=self.kv_heads, size=self.size, dtype=self.dtype, device=self.device
         )

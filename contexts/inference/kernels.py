@@ -165,7 +165,6 @@ class TokenDraw:
 
     @property
     def greedy(self) -> bool:
-        """True if it takes the likeliest token each time."""
         return self._chance is None
 
     def number(self) -> float:

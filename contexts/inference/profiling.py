@@ -76,7 +76,6 @@ class StepCollector:
         return self._taken.wait(timeout_s)
 
     def take(self) -> StepTimes:
-        """Return the times since the last call."""
         with self._lock:
             times = self._fresh.times
             self._fresh, self.urgent = StepModel(), False

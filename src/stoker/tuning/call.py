@@ -16,6 +16,7 @@ checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that eac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -26,31 +27,25 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from stoker.contexts import ambient, payloads
+from stoker.contexts.ambient import Evicted
 from stoker.errors import StokerError
 from stoker.tuning.bank import build
-from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, instruction, read_candidates
+from stoker.tuning.bank.build import contribute, ensure_bank
+from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, instruction, read_candidates
 from stoker.tuning.bank.lookup import Score, default_limit, look_up
-from stoker.tuning.bank.store import BankStore
 from stoker.tuning.encoding import encode_samples
-from stoker.tuning.exchange import Exchange
+from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
-from stoker.tuning.order import BankPlace, Initial, Order
-from stoker.tuning.pace import BUDGET, ScoringPace, is_over, read_paces, remember
+from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
+from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
+from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
-import contextlib
 
-from stoker.contexts import ambient, payloads
-from stoker.contexts.ambient import Evicted
-from stoker.tuning.bank.build import contribute
-from stoker.tuning.bank.candidates import Candidate
-from stoker.tuning.exchange import meet
-from stoker.tuning.order import Saved, Tuned, pack, unpack
-from stoker.tuning.pace import Part, PartClock
-from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
+log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
 """Seconds that other ranks wait for the search of rank 0, which may build the bank first."""
@@ -71,8 +66,9 @@ def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: 
         if score is not None:
             score.serve()
         return msgspec.msgpack.decode(exchange.share(b"", limit_s=_LOOKUP_LIMIT_S), type=Initial)
+    given = order.job.prompt.initial
     try:
-        found = known or _given_initial(order) or _search(model, order, score, ranks=exchange.size)
+        found = known or (Initial(given) if given.strip() else _search(model, order, score, ranks=exchange.size))
     finally:
         if score is not None:
             score.end()
@@ -80,13 +76,7 @@ def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: 
     return found
 
 
-def _given_initial(order: Order) -> Initial | None:
-    text = order.job.prompt.initial
-    return Initial(text) if text.strip() else None
-
-
 def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
-    """Return the bank's best prompt for this job, or one made from targets with the reason."""
     made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
         return msgspec.structs.replace(made, note="the job uses no bank")
@@ -108,7 +98,10 @@ def _look_up(
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
         return _over_budget(otherwise, pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
-    bank = _open(model, place)
+    bank = ensure_bank(
+        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
+        read=build.reader(model),
+    )  # fmt: skip
     limit = default_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
@@ -124,13 +117,6 @@ def _look_up(
 def _over_budget(made: Initial, lookup_s: float, slo_s: float) -> Initial:
     note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} that there are"
     return msgspec.structs.replace(made, note=note)
-
-
-def _open(model: CausalLM, place: BankPlace) -> BankStore:
-    return ensure_bank(
-        Path(place.folder), read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
-        read=build.reader(model),
-    )  # fmt: skip
 
 
 def _measure(score: Score, *, count: int) -> float:
@@ -182,12 +168,10 @@ class _Together:
         return self._part(texts)
 
     def serve(self) -> None:
-        """Compute this rank's share of each request of rank 0."""
         while texts := json.loads(self._exchange.share(b"", limit_s=_LOOKUP_LIMIT_S)):
             self._part(texts)
 
     def end(self) -> None:
-        """Release the other ranks."""
         self._exchange.share(b"[]")
 
     def _part(self, texts: Sequence[str]) -> list[float]:
@@ -197,8 +181,6 @@ class _Together:
             losses[rank::size] = torch.tensor(self._score(mine), dtype=torch.float64, device=self._device)
         return [float(loss) for loss in self._exchange.sum(losses).tolist()]
 
-
-log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0

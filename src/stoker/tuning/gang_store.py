@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import distributed
@@ -47,7 +47,6 @@ class LocalValues:
         self._changed = threading.Condition()
 
     def set(self, name: str, value: bytes) -> None:
-        """Store a value."""
         with self._changed:
             self._values[name] = value
             self._changed.notify_all()
@@ -201,15 +200,10 @@ class _Nothing:
     """Rank 0 serves no objects."""
 
     def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
-        return _none()
+        return nullcontext()
 
     def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
         return False
-
-
-@contextmanager
-def _none() -> Any:
-    yield None
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:

@@ -66,8 +66,6 @@ PLACE = "{input}"
 
 
 class Metric(enum.Enum):
-    """The measure of a prompt's quality."""
-
     ACCURACY = "accuracy"
     """Share of samples for which the model, taking the likeliest token each time, generates the target and its end."""
     ROUGE = "rouge-l"
@@ -78,7 +76,6 @@ class Metric(enum.Enum):
     """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
 
     def better(self, one: float, other: float) -> bool:
-        """True if `one` is strictly better than `other`."""
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
@@ -87,8 +84,6 @@ class Metric(enum.Enum):
 
 
 class Optimizer(enum.Enum):
-    """The optimizer."""
-
     ADAMW = "adamw"
     """AdamW without weight decay."""
     SGD = "sgd"
@@ -247,8 +242,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SplitData(msgspec.Struct, frozen=True):
-    """The three parts of a data set."""
-
     training: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]
     held_out: tuple[Sample, ...]

@@ -47,7 +47,6 @@ class MetricSums(msgspec.Struct, frozen=True):
         return MetricSums.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
 
     def numbers(self) -> list[float]:
-        """Return all sums in a fixed order."""
         return [
             self.samples, self.tokens, self.loss, self.correct, self.rouge, *self.matches, *self.grams, self.written,
             self.wanted,
@@ -55,7 +54,6 @@ class MetricSums(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> MetricSums:
-        """Return the tally of such sums."""
         samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
         matches, grams = grams[:_ORDERS], grams[_ORDERS:]
         return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)

@@ -36,7 +36,6 @@ class Initial(msgspec.Struct, frozen=True):
     note: str = ""
 
     def __str__(self) -> str:
-        """Return the origin in words."""
         return f"{self.source} ({self.note})" if self.note else self.source
 
 
@@ -63,7 +62,6 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
-    """Encode the state without code."""
     return msgspec.msgpack.encode(saved)
 
 
@@ -81,8 +79,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class TuningEnd(enum.Enum):
-    """Why a job ended."""
-
     REACHED = "reached"
     """The target metric is reached."""
     ITERATIONS = "iterations"

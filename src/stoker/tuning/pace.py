@@ -33,8 +33,6 @@ _KEPT = 50
 
 
 class Part(enum.Enum):
-    """The parts of a job's time."""
-
     BANK = "bank"
     """Looking up the initial prompt in the bank, and putting the tuned one into it."""
     START = "start"
@@ -59,7 +57,6 @@ class PartClock:
 
     @contextlib.contextmanager
     def time(self, part: Part) -> Iterator[None]:
-        """Add the block's time to this part."""
         began = time.perf_counter()
         try:
             yield

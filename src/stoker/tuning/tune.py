@@ -238,17 +238,13 @@ def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: A
     """Return 16 hex digits of the facts that ranks must have in common: the job's numbers, its samples, and the model's
     shape.
     """
-    return digest_job(job, digest_samples(samples), _shape(context.model), *more)
+    shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
+    return digest_job(job, digest_samples(samples), shape, *more)
 
 
 def device_of(context: TunableModel) -> str:
     """Return the device of the context's model, as PyTorch names it."""
     return str(context.model.get_input_embeddings().weight.device)
-
-
-def _shape(model: Any) -> tuple[str, int]:
-    """Return what models must have in common to share checkpoints. Paths and devices may differ."""
-    return type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
 
 
 class _EncodedJob:
@@ -316,7 +312,6 @@ class _RankRun:
         return TuningEnd.ITERATIONS if self._header.reached is None else TuningEnd.REACHED
 
     def go(self, begun: Callable[[int], None] | None) -> None:
-        """Iterate until the job ends. Raises Evicted if a rank must make room."""
         if not self._header.points:
             self._evaluate()
         if begun is not None:
@@ -342,7 +337,6 @@ class _RankRun:
             self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
-        """Return the result, with the best prompt measured on held-out samples."""
         self._soft.place(self._best)
         with self._clock.time(Part.EVALUATION):
             held_out = self._measure(self._rows.held_out)
@@ -383,7 +377,6 @@ class _RankRun:
         return loss / tokens, leaving > 0
 
     def _evaluate(self) -> None:
-        """Measure the current prompt; keep the best one."""
         began, until = time.perf_counter(), self._job.until
         with self._clock.time(Part.EVALUATION):
             tally = self._measure(self._rows.evaluation)

@@ -185,8 +185,6 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 
 
 class InsertionOutcome(enum.Enum):
-    """The outcome of an insertion."""
-
     ADDED = "added"
     """It is in the bank; another may have been removed for it."""
     UPDATED = "updated"
@@ -236,7 +234,6 @@ class Layers:
         return iter(self.candidates.values())
 
     def cluster_of(self, key: Key) -> int:
-        """Return the number of a candidate's cluster."""
         return self._home[key]
 
     # ---- insertion and replacement
@@ -305,7 +302,6 @@ class Layers:
     # ---- groups
 
     def tops(self) -> list[tuple[int, CandidateGroup]]:
-        """Return every cluster as a group, with its number."""
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:

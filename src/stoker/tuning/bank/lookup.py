@@ -93,8 +93,6 @@ def brute_force(layers: Layers, score: Score) -> LookupResult:
 
 
 class _Search:
-    """The scores so far, the rest of the limit, and the waiting groups."""
-
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers
         self._score = score
@@ -122,7 +120,6 @@ class _Search:
         return cluster, group
 
     def ask(self, keys: Sequence[Key]) -> None:
-        """Score candidates without a score, within the limit."""
         fresh = [key for key in keys if key not in self.losses][: self.remaining]
         if not fresh:
             return

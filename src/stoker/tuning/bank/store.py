@@ -57,7 +57,6 @@ class RecordsRead(msgspec.Struct, frozen=True):
 
 
 def framed(payload: bytes) -> bytes:
-    """The bytes of one record."""
     start = _HEAD.pack(len(payload), zlib.crc32(payload), 0)[:8]
     return start + zlib.crc32(start).to_bytes(4, "little") + payload
 
@@ -167,8 +166,6 @@ class BankMember(msgspec.Struct, frozen=True, tag="member"):
 
 
 class Inserted(msgspec.Struct, frozen=True, tag="inserted"):
-    """An insertion and its outcome."""
-
     candidate: Candidate
     insertion: Insertion
     vector: bytes
@@ -265,7 +262,6 @@ class BankStore:
         return insertion
 
     def _write(self) -> None:
-        """Write the bank as a file of members alone. The lock is held."""
         payloads = list(_payloads(self.layers, model=self.model, reading=self.reading))
         self._end = replace_records(self.path, payloads)
         self._beginning, self._inserted = framed(payloads[0]), 0
