@@ -104,15 +104,15 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", HANDLES)
-def test_handle_is_refused_wherever_it_is(kind: str, place: str) -> None:
+def test_handle_is_refused_wherever_it_is(kind: str) -> None:
     handle = HANDLES[kind]()
     try:
-        with pytest.raises(SerializationError):
-            payloads.dumps(((PLACES[place](handle),), {}))
-        with pytest.raises(SerializationError):
-            payloads.dumps(PLACES[place](handle), what="result")
+        for place in PLACES.values():
+            with pytest.raises(SerializationError):
+                payloads.dumps(((place(handle),), {}))
+            with pytest.raises(SerializationError):
+                payloads.dumps(place(handle), what="result")
     finally:
         getattr(handle, "close", getattr(handle, "cleanup", None))()
 

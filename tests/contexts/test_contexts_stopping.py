@@ -102,11 +102,14 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("in_thread", [False, True], ids=["its own thread", "a thread of the user's"])
-def test_requests_leave_the_engine_and_others_go_on(model: Any, method: str, in_thread: bool) -> None:
-    alone = "".join(model.stream("xyz", max_new_tokens=300))
-    other = model.stream("xyz", max_new_tokens=300)
+@pytest.fixture(scope="module")
+def alone(model: Any) -> str:
+    return "".join(model.stream("xyz", max_new_tokens=100))
+
+
+@pytest.mark.parametrize(("method", "in_thread"), [*((method, False) for method in METHODS), ("complete", True)])
+def test_requests_leave_the_engine_and_others_go_on(model: Any, alone: str, method: str, in_thread: bool) -> None:
+    other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
     call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
     if model.engine == "static":  # its next batch begins when this one ends
