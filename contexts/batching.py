@@ -97,7 +97,6 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def length(self) -> int:
-        """Its tokens, read or not."""
         return self.prompt + self.made
 
     @property
@@ -187,7 +186,6 @@ class RunningBatch:
         return (*self.running.values(), *self.waiting)
 
     def decode_length(self, step: Step) -> float:
-        """Return the mean length that a decode step computes."""
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
@@ -213,14 +211,12 @@ class RunningBatch:
             self.mean_output += (request.made - self.mean_output) / self._ended
 
     def abort(self, id: int) -> None:
-        """Remove the request, waiting or running. No-op if absent."""
         self.running.pop(id, None)
         request = self._waiting.pop(id, None)
         if request is not None:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:
-        """True if a waiting request could join the batch now."""
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:

@@ -230,8 +230,6 @@ class Compiler:
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """Return the network compiled and run for these inputs."""
-
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))
 

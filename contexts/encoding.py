@@ -220,7 +220,6 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure the time of texts of each length in runtimes of it."""
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:

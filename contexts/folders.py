@@ -66,7 +66,6 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if this process sees the program's folder at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:

@@ -334,7 +334,6 @@ def _fill(items: list[int], width: int) -> list[int]:
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
-    """Return the tokens that all rows begin with, shorter than every row."""
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_length(first, row, most=length)
@@ -400,7 +399,6 @@ class RunnerScorer:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
             for group in self._groups(rows, prefix=prefix, batch_size=batch_size):

@@ -106,7 +106,6 @@ def name_of(data: bytes, *, suffix: str = "") -> str:
 
 
 def proves(name: str, data: bytes) -> bool:
-    """True if these bytes are the manifest of this object."""
     return name.partition(".")[0] == name_of(data)
 
 
@@ -146,7 +145,6 @@ def piece_bytes(piece: Piece) -> int:
 
 
 def is_right(piece: Piece, data: memoryview) -> bool:
-    """True if these bytes are this piece."""
     offset = 0
     for part in piece:
         if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:

@@ -85,7 +85,6 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
 
 
 def is_object_name(name: str) -> bool:
-    """True if `name` has the form of a cache name."""
     return _NAME.fullmatch(name) is not None
 
 

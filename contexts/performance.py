@@ -389,7 +389,6 @@ class PerformanceStore:
         return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """Return the estimates of a recipe, by device kind."""
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
@@ -408,7 +407,6 @@ class PerformanceStore:
         return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
     def functions(self) -> list[str]:
-        """Return the functions with measured calls, the latest first."""
         rows = self._file.read(
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )

@@ -107,7 +107,6 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens, special ones left out."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:

@@ -67,7 +67,6 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
-    """Return the place of the snapshot of an object in this dtype."""
     kind, _, digest = name.partition(".")[0].partition("-")
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 

@@ -215,7 +215,6 @@ class StepModel:
         return StepTimes(prefill, decode, self._errors[True], self._errors[False])
 
     def knows(self, *, prefill: bool) -> bool:
-        """True if a step of this stage has been measured."""
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:

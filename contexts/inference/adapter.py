@@ -63,7 +63,6 @@ class Sampling(msgspec.Struct, frozen=True):
     engine_options: tuple[tuple[str, Any], ...] = ()
 
     def check_honoured(self, honoured: frozenset[str]) -> None:
-        """Raise OptionNotHonoured for an option that is not honoured."""
         for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
             if option not in honoured:
                 raise OptionNotHonoured(option)
@@ -134,7 +133,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
     def after(
         self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
     ) -> EngineLoad:
-        """Return the load after a step in which `decoded` requests wrote."""
         return msgspec.structs.replace(
             self, steps=self.steps + 1, decode_steps=self.decode_steps + (decoded > 0),
             row_steps=self.row_steps + decoded, most_running=max(self.most_running, running),

@@ -63,7 +63,6 @@ class KVStore:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that all arrays have room for, in use or not."""
         return sum(array.tokens * array.capacity for array in self.arrays.values())
 
     @property
@@ -228,7 +227,6 @@ class LeanDecoder:
             self.fuse()
 
     def decode_part(self, array: RowArray, places: Sequence[int]) -> DecodePart:
-        """Return the array's first rows, each with one token at its place."""
         return DecodePart(array, torch.tensor(places, device=self.device), dtype=self.dtype, places=places)
 
     def new_store(self) -> KVStore:

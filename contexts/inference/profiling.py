@@ -72,7 +72,6 @@ class StepCollector:
             self._taken.clear()
 
     def taken(self, *, timeout_s: float) -> bool:
-        """Wait until the profiler's measurements were fetched; False on timeout."""
         return self._taken.wait(timeout_s)
 
     def take(self) -> StepTimes:

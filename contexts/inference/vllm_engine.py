@@ -111,7 +111,6 @@ class VLLMStart:
         )  # fmt: skip
 
     def free_device_bytes(self) -> int:
-        """Return the free memory of the device; 0 on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
@@ -244,7 +243,6 @@ class VLLMEngine:
         return self._step({}) if self._open else []
 
     def slots(self) -> int:
-        """Return how many requests of a usual length run at once."""
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 

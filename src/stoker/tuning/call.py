@@ -1,14 +1,13 @@
 """One job as a call on a library: the gang meets, chooses the initial prompt, tunes, and stores the tuned prompt.
 
-**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank
-must be worth its time (`pace.BUDGET`). Its time is known in advance: it scores a fixed number of candidates
-(`lookup.default_limit`), and the seconds per score are stored with the bank for each kind of device and number of
-virtual tokens. If they are unknown, a few scores measure them.
+**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank must
+be worth its time (`pace.BUDGET`), which is known in advance: a fixed number of scores (`lookup.default_limit`) times
+the seconds per score. These are stored with the bank for each kind of device and number of virtual tokens, or measured
+by a few scores.
 
-A gang scores together: rank 0 searches, and every rank computes its share of the prompts (the paper's lookup runs on
-all of a job's devices too, §5.2, without details). The stored seconds, which are compared with the budget, are those
+A gang scores together: rank 0 searches, and every rank computes its share of the prompts. The stored seconds are those
 of one device: the scheduler decides about a job before it knows its gang, and divides by its size
-(`Features.shared_s`). Samples for scoring are part of the training data, not of evaluation or held-out data.
+(`Features.shared_s`). Samples for scoring are part of the training data.
 
 **Resuming.** A call that was evicted, or whose gang was broken, resumes from the state that rank 0 reported: its
 checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that each leaves the library before the next.
@@ -129,7 +128,6 @@ def _measure(score: Score, *, count: int) -> float:
 
 
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
-    """Return the samples for scoring that fit the model after a prompt of `tokens` tokens."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
@@ -250,7 +248,6 @@ class Reporter:
             self._leaves = True
 
     def __call__(self, progress: TuningProgress) -> None:
-        """Report progress. Raises Evicted if the call must make room."""
         if self._leaves:
             raise Evicted
         self._checkpoint = progress.checkpoint or self._checkpoint

@@ -1,16 +1,12 @@
 """How the ranks of a gang meet, and how they add up their results.
 
 They meet at a store that rank 0 serves at the rendezvous, for ranks that prove the gang's key (`gang_store`). Each
-states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. A rank
-whose wait times out reports which ranks are missing. Then they form a process group of torch.distributed: Gloo on
-CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of direct connections moves the
-same sums without a server).
+states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. Then they
+form a process group of torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function
+instances). The group is an object and not the process's default group: a library serves one gang call after another,
+and two calls of two slots must not share a group.
 
-The group is an object and not the process's default group: a library serves one gang call after another, so nothing
-may remain in the process, and two calls of two slots must not share a group.
-
-Sums are of 64-bit numbers. A ring adds in an order that depends on the number of ranks, and every rank gets the same
-bits, so every decision from a sum is the same everywhere: all ranks stop at the same iteration.
+Sums are of 64-bit numbers, and every rank gets the same bits, so all ranks stop at the same iteration.
 """
 
 from __future__ import annotations

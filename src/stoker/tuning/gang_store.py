@@ -37,10 +37,7 @@ class StoreError(RuntimeError):
 
 
 class LocalValues:
-    """Names and values that rank 0 keeps. Thread-safe.
-
-    `wait_s`: how long to wait for values that are not there yet.
-    """
+    """Names and values that rank 0 keeps. Thread-safe. `wait_s`: how long to wait for missing values."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -52,13 +49,11 @@ class LocalValues:
             self._changed.notify_all()
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """Return the value, or None if it does not come in time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._values, wait_s)
             return self._values.get(name)
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a number that starts at 0, and return the sum."""
         with self._changed:
             found = int(self._values.get(name, b"0")) + amount
             self._values[name] = str(found).encode()
@@ -66,7 +61,6 @@ class LocalValues:
             return found
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        """True if all these values arrive in time."""
         with self._changed:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
@@ -207,9 +201,7 @@ class _Nothing:
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """Return rank 0's handler of each question. A malformed question raises PeerError, which ends its connection
-    alone.
-    """
+    """Return rank 0's handlers. A malformed question raises PeerError, which ends its connection alone."""
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:

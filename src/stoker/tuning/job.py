@@ -32,11 +32,8 @@
 
 Every setting but `path` may be left out. Metrics are shares from 0 to 1; the loss is nats a target token.
 
-Pairs of input and target from a file, and their parts: to train on, to evaluate while tuning, to measure in the end.
-
-A sample's part is decided by a hash of the seed and its input, not by its place in the file. The same rows thus come to
-the same parts in whatever order they are, and equal inputs are never on both sides, so the measure in the end is of
-inputs that the tuning has not seen.
+A hash of the seed and a sample's input decides its part (training, evaluation, held out), in whatever order the rows
+are. Equal inputs are in one part, so the measure in the end is of inputs that the tuning has not seen.
 """
 
 from __future__ import annotations
@@ -172,7 +169,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return submitted_s + self.until.slo_s if self.until.slo_s else None
 
     def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
-        """Raise ConfigError if the deadline has passed."""
         deadline = self.until.deadline
         if deadline is not None and deadline.timestamp() <= now_s:
             ago = show_seconds(now_s - deadline.timestamp())
@@ -287,7 +283,6 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:
-    """Return 16 hex digits of these samples in this order."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(msgspec.json.encode((sample.input, sample.target)))

@@ -1,21 +1,20 @@
 """Soft-prompt tuning of a context's model, on one device or a gang; its checkpoints.
 
 A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays
-fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text, and the quality
-of that text decides how many iterations tuning takes; the prompt bank provides good texts.
+fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text.
 
 Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
 the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
 rank makes the same step. So one rank and four compute the same up to rounding, and the work may move to another number
-of devices at any iteration. Evaluation samples are divided among the ranks too.
+of devices at any iteration.
 
-A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank
-may raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each
-with the same checkpoint. This runs inside a library process. Rank 0 reads and writes checkpoints, and shares them.
+A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank may
+raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each with
+the same checkpoint.
 
 A checkpoint is safetensors (reading it runs no code) with a JSON header. It does not depend on ranks: the iteration
-decides which samples come next. Files are replaced atomically and synced, so the file is the last checkpoint or the
-one before. If it cannot be read, the log says so and the job starts again.
+decides which samples come next. Files are replaced atomically and synced. If one cannot be read, the log says so and
+the job starts again.
 """
 
 from __future__ import annotations
@@ -243,7 +242,6 @@ def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: A
 
 
 def device_of(context: TunableModel) -> str:
-    """Return the device of the context's model, as PyTorch names it."""
     return str(context.model.get_input_embeddings().weight.device)
 
 

@@ -1,19 +1,15 @@
 """Build a bank on first use: features of thousands of prompts from the model, grouped; scores of prompts.
 
-Reading takes minutes on a GPU and longer on a CPU, so features are kept by content in the file `readings` next to the
-bank: each prompt's text, provenance and raw feature. A killed build resumes; a bank with other settings, or one whose
-file was truncated, is rebuilt from it in seconds. Inserted prompts are written to it before the bank.
+Reading takes minutes, so features are kept by content in the file `readings` next to the bank. A killed build resumes;
+a bank with other settings, or one whose file was truncated, is rebuilt from it in seconds.
 
-The feature of a prompt (§4.3.1, "activation features") is the mean over its tokens of the model's last hidden state.
-The paper says only that it comes from the model to tune. The last layer, because the score is computed from it alone;
-the mean, because the last token of a prompt is its punctuation; scaled dimensions (`layers.py`), because otherwise a
-few decide. Only the first 64 tokens of a prompt count: a soft prompt made from a text takes some dozens of its tokens.
-Features belong to the bank and are the same for every job.
+The feature of a prompt (§4.3.1, "activation features") is the mean over its first 64 tokens of the model's last hidden
+state; the paper says only that it comes from the model to tune. The last layer, because the score is computed from it
+alone; the mean, because the last token of a prompt is its punctuation. Features are the same for every job.
 
-A score is the initial loss of the job's tuning. A prompt becomes tokens by tuning's function
-(`encoding.encode_prompt`), samples become tokens as in tuning, and the end token is part of a target: for a model that
-has not learned to stop after one word that token is half of the task. Eq. 1 takes the mean over samples, a batch's
-loss the mean over its target tokens: for targets of equal length both are the same number.
+A score is the initial loss of the job's tuning: prompts and samples become tokens as in tuning, and the end token is
+part of a target. Eq. 1 takes the mean over samples, a batch's loss the mean over its target tokens: for targets of
+equal length both are the same number.
 """
 
 from __future__ import annotations
@@ -84,7 +80,6 @@ class Readings:
         return key in self._features
 
     def features(self, candidates: Sequence[Candidate]) -> Array:
-        """Return features of candidates that have been read, `[candidates, width]`."""
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:

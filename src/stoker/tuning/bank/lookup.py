@@ -1,17 +1,14 @@
 """The search for a task's initial prompt by score, within a limit of scores.
 
 PromptTuner §4.3.2: score every representative, then every member of the best one's cluster. `score` is equation 1, the
-mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. It
-takes K scores plus the size of the best cluster, and sizes differ by a factor of hundreds; it never looks at a second
-cluster, although the best prompt is often in the one whose representative came second or third.
+mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. Its cost
+depends on the best cluster's size, and it never looks at a second cluster, where the best prompt often is.
 
 `look_up` spends a fixed number of scores best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja
-and Lowe, PAMI 2014): known groups wait in the order of their representatives' scores, and the best is taken next. If
-it is large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its
-members are scored. The search ends when `limit` candidates have been scored, which is both the worst case and the
-average. A group that does not fit is scored from its representative outwards.
-
-No candidate is scored twice. All candidates of a step go to the scorer together, so that it can batch them.
+and Lowe, PAMI 2014): groups wait in the order of their representatives' scores, and the best is taken next. If it is
+large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its members are
+scored, from the representative outwards. No candidate is scored twice. All candidates of a step go to the scorer
+together, so that it can batch them.
 """
 
 from __future__ import annotations
@@ -115,7 +112,6 @@ class _Search:
                 heapq.heappush(self.waiting, place)
 
     def next(self) -> tuple[int, CandidateGroup]:
-        """Return the group whose representative has the lowest loss, and its cluster's number."""
         _, _, cluster, group = heapq.heappop(self.waiting)
         return cluster, group
 

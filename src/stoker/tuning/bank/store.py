@@ -5,21 +5,20 @@
     lock        held (flock) by a writer
 
 The file `bank` begins with its members, written atomically; the head states their number. Each insertion is one record
-after them that includes its outcome, so that every process derives the same bank by reading. A writer takes the lock,
-reads the others' insertions, decides, and appends: two processes that insert one text at once get one candidate.
-Readers take no lock. When there are more insertions than members the file is rewritten.
+after them that includes its outcome, so every process derives the same bank. A writer takes the lock, reads the others'
+insertions, decides, and appends. Readers take no lock. When there are more insertions than members the file is
+rewritten.
 
 Both files hold frames: the length of a record, the checksum of its bytes, a checksum of these two (4 bytes each,
 little-endian), its bytes. A batch of records is one `write(2)`, then `fsync`. Bytes after the last whole frame are:
 
-- *torn*: the start of a frame, or zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. It
-  was never acknowledged; the next writer removes it.
-- *damaged*: anything else. It is reported, and never removed silently. A file that is damaged, or truncated among its
-  members, is refused with advice; `build.py` rebuilds the bank from the whole records of either file.
+- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. They
+  were never acknowledged; the next writer removes them.
+- *damaged*: anything else. It is reported with advice, and never removed silently; `build.py` rebuilds the bank from
+  the whole records of either file.
 
-Why not SQLite: its write-ahead log does not work on network file systems, where clusters have home folders, and its
-other journals need every reader to be able to write after a writer has died. A bank changes once per job and is read
-whole, so it needs neither pages nor queries.
+Why not SQLite: its write-ahead log does not work on network file systems, and its other journals need every reader to
+be able to write after a writer has died.
 """
 
 from __future__ import annotations
