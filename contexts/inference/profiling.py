@@ -48,21 +48,19 @@ class StepCollector:
 
     def took(self, step: Step, length: int, seconds: float) -> None:
         """Add a step of the engine (`continuous.TookStep`)."""
-        sample = self.sample(step, length, seconds)
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
+        tokens: float = len(step.requests)
+        mean = float(length)
+        if step.prefill:
+            tokens, mean = sum(step.tokens), attended(list(zip(step.starts, step.tokens, strict=True)))
+        sample = StepSample(step.prefill, tokens, mean, seconds)
         with self._lock:
             used, deviation = self.known.learn(sample)
             if deviation is not None:
                 self._fresh.count_error(deviation, prefill=step.prefill)
             self._fresh.add(used)
-
-    def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        if not step.prefill:
-            return StepSample(False, len(step.requests), float(length), seconds)
-        reads = list(zip(step.starts, step.tokens, strict=True))
-        return StepSample(True, sum(step.tokens), attended(reads), seconds)
 
     def profiled(self, times: StepTimes) -> None:
         """Replace the known times by a profiler's result."""

@@ -194,14 +194,8 @@ def _store(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with contextlib.ExitStack() as closing:
-        found = closing.enter_context(socket.socket(family, kind))
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(1024)
-        closing.pop_all()
-        return found
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=1024)
 
 
 def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:

@@ -93,25 +93,14 @@ class RemoteValues:
         self._ask({"op": "set", "name": name}, value)
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        until = time.monotonic() + wait_s
-        while True:
-            left = until - time.monotonic()
-            answer, value = self._ask({"op": "get", "name": name, "wait_s": max(0.0, min(left, _WAIT_S))})
-            if answer.get("found"):
-                return value
-            if left <= 0:
-                return None
+        answer, value = self._ask_until({"op": "get", "name": name}, wait_s=wait_s)
+        return value if answer.get("found") else None
 
     def add(self, name: str, amount: int) -> int:
         return int(self._ask({"op": "add", "name": name, "amount": amount})[0]["sum"])
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        until = time.monotonic() + wait_s
-        while True:
-            left = until - time.monotonic()
-            answer, _ = self._ask({"op": "has", "names": list(names), "wait_s": max(0.0, min(left, _WAIT_S))})
-            if answer.get("found") or left <= 0:
-                return bool(answer.get("found"))
+        return bool(self._ask_until({"op": "has", "names": list(names)}, wait_s=wait_s)[0].get("found"))
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
         return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
@@ -124,6 +113,14 @@ class RemoteValues:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _ask_until(self, question: dict[str, Any], *, wait_s: float) -> tuple[dict[str, Any], bytes]:
+        until = time.monotonic() + wait_s
+        while True:
+            left = until - time.monotonic()
+            answer, value = self._ask({**question, "wait_s": max(0.0, min(left, _WAIT_S))})
+            if answer.get("found") or left <= 0:
+                return answer, value
 
     def _ask(self, question: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
         try:

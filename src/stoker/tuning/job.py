@@ -63,6 +63,8 @@ PLACE = "{input}"
 
 
 class Metric(enum.Enum):
+    """The measure of a prompt's quality."""
+
     ACCURACY = "accuracy"
     """Share of samples for which the model, taking the likeliest token each time, generates the target and its end."""
     ROUGE = "rouge-l"
@@ -88,7 +90,6 @@ class Optimizer(enum.Enum):
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
-CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
