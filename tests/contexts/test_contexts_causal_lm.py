@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from lazily import lazily, without_gradients
 from polling import PATIENCE_S
+from tiny_encoder import load_recipe
 from tiny_model import write_tiny_model
 
-from stoker.contexts import ambient, causal_lm
+from stoker.contexts import causal_lm
 from stoker.contexts.causal_lm import default_model
-from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError
 
 torch, language_model = lazily("torch", "stoker.contexts.language_model", needs="transformers")
@@ -51,11 +51,7 @@ def snapshots(request: pytest.FixtureRequest) -> Path:
 def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SNAPSHOTS", str(snapshots))
-        ambient.enter_library(device=device)
-        try:
-            return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
-        finally:
-            ambient.leave_library()
+        return load_recipe(recipe, device=device)
 
 
 @pytest.fixture(scope="module")

@@ -197,9 +197,10 @@ def test_a_model_without_a_tokenizer_file_says_what_is_missing(tmp_path: Path) -
             token_counter(str(tmp_path))("paris")
 
 
-def test_counting_and_a_family_load_no_gpu_library(folder: Path, tmp_path: Path) -> None:
+def test_recipes_counts_and_families_load_no_gpu_library(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from stoker import encoder_family;"
+        "import sys; import stoker.contexts.encoder; from stoker import encoder, encoder_family;"
+        f" encoder({str(folder)!r}); stoker.contexts.encoder({str(folder)!r});"
         f" family = encoder_family({str(folder)!r}, lengths=[8, 16]);"
         " assert 'tokenizers' not in sys.modules; assert family.count(['paris']) == 3;"
         " assert not {'torch', 'transformers'} & sys.modules.keys()"

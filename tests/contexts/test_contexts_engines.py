@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
+from random_models import random_model
 
 torch, transformers, forward, choosing, decoder_module, written = lazily(
     "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
@@ -34,13 +35,7 @@ PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in
 
 @functools.cache
 def make_model(kind: str) -> Any:
-    """A model of random weights that are large enough for a wrong mask or position to show."""
-    torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(MODELS[kind][1]()).eval().requires_grad_(False)
-    for weights in model.parameters():
-        if weights.dim() > 1:
-            weights.data.normal_(0, 0.3)
-    return model
+    return random_model(MODELS[kind][1]())
 
 
 class OwnDriver(EngineDriver):

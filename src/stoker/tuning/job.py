@@ -284,6 +284,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:
+    """Return 16 hex digits of these samples in this order."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(msgspec.json.encode((sample.input, sample.target)))

@@ -62,6 +62,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
+    """Encode the state without code."""
     return msgspec.msgpack.encode(saved)
 
 
