@@ -28,8 +28,7 @@ SMALLEST_ROW_TOKENS = 64
 
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch: requests, prompt tokens and prompts in one step, tokens of the cache (0 = unlimited).
-    `mixes`: writing requests join prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = rows are powers of
-    two."""
+    `mixes`: writing requests join prefill steps. `page_tokens`: of a cache page (vLLM); 0 = rows are powers of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -52,8 +51,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: of each request the tokens that it reads, and those in the cache (`starts`).
-    `writing` requests read one token each; `evicted` ones lose their cache first."""
+    """One pass through the model: each request's tokens to read, and those in the cache (`starts`). `writing` requests
+    read one token each; `evicted` ones lose their cache first."""
 
     prefill: bool
     requests: tuple[int, ...]
@@ -75,8 +74,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request as the batch sees it, with `read` tokens in the cache and `made` of at most `most` written. Its first
-    token is due at `first_due_at`, each further one `tpot_s` later (0: none is due)."""
+    """A request with `read` tokens in the cache and `made` of at most `most` written. Its first token is due at
+    `first_due_at`, each further one `tpot_s` later (0: none is due)."""
 
     id: int
     prompt: int

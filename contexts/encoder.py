@@ -50,6 +50,7 @@ _PRELOAD = (
 _USUAL_ARCHITECTURE = "BertModel"
 _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
+_TOLD = {True: "yes", False: "no"}
 
 
 @context  # the key of a recipe holds this function's code, with its docstring and its import
@@ -228,7 +229,7 @@ def _chosen(
     asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
     profile = kept_encoder_profile(path, **asked)
     if profile is None:
-        told = " ".join(f"--{name} {_told(value)}" for name, value in asked.items())
+        told = " ".join(f"--{name} {_TOLD.get(value, value)}" for name, value in asked.items())
         raise RecipeError(
             f"nothing is known of the lengths of {path}: name them, lengths=[64, 128, ...], or measure them first:"
             f" stoker run encoder_lengths --model {path} {told}".rstrip(),
@@ -237,10 +238,6 @@ def _chosen(
     longest = profile.lengths[-1].tokens
     counts = [count(text) for text in texts or ()]
     return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
-
-
-def _told(value: bool | str) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
 
 
 def _checked(lengths: Any) -> tuple[int, ...]:

@@ -55,8 +55,8 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the profile of a model over these rising lengths; by default `usual_lengths` with this `step`. Raises
-    RecipeError for unusable lengths, and ContextError for a runtime that has to be compiled and cannot be."""
+    """Return the profile of a model over these rising lengths (default: `usual_lengths` with this `step`). Raises
+    RecipeError for unusable lengths, ContextError for a runtime that cannot be compiled."""
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)

@@ -217,8 +217,7 @@ def make_recipe(
     # A loader of Stoker's reads no file by a relative name.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
-    digest = _digest(
-        name,
+    parts = [
         "recipe",
         loader,
         [_stable(value) for value in args],
@@ -227,7 +226,11 @@ def make_recipe(
         [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
         *([home.path] if home is not None and not is_ready_made else ()),
-    )
+    ]
+    try:
+        digest = digest_of(*parts, names=("", "", "argument", "argument"))
+    except RecipeError as error:
+        raise RecipeError(f"{name}(...): {error}", loader=name) from error
     try:
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
@@ -263,13 +266,6 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
                 " one loader that loads both",
                 loader=name,
             )
-
-
-def _digest(name: str, *parts: Any) -> str:
-    try:
-        return digest_of(*parts, names=("", "", "argument", "argument"))
-    except RecipeError as error:
-        raise RecipeError(f"{name}(...): {error}", loader=name) from error
 
 
 def _check_returns(loader: Loader) -> None:

@@ -64,7 +64,8 @@ class PrefixCache(Generic[KV]):
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
         if recent is not None and longer >= max(SHORTEST, length + _LONGER):
-            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), _part(recent, longer)), longer
+            size_bytes = recent.size_bytes * longer // len(recent.ids)
+            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), size_bytes), longer
         if shared is None or length < SHORTEST:
             return None, 0
         if shared in self._shared:
@@ -137,10 +138,6 @@ def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int
         else:
             high = middle - 1
     return low
-
-
-def _part(prefix: Prefix[KV], length: int) -> int:
-    return prefix.size_bytes * length // max(1, len(prefix.ids))
 
 
 log = logging.getLogger(__name__)

@@ -199,7 +199,7 @@ Read = Callable[[str], str | None]
 
 class SentenceFacts(msgspec.Struct, frozen=True):
     """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's own
-    pooling is not supported; else empty."""
+    pooling is not supported."""
 
     pooling: str = "mean"
     longest: int = 0

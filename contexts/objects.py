@@ -47,7 +47,9 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
         real = given.resolve(strict=True)
         str(real).encode()  # it travels as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            _write_back(real)
+            if real.is_file():  # write it back first
+                with suppress(OSError), real.open("rb") as opened:
+                    os.fsync(opened.fileno())
             facts = real.stat()
             made = _manifest(real, remembered)
     except UnicodeEncodeError:
@@ -116,12 +118,6 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
         else:
             shutil.copyfile(path, place)
             place.chmod(0o700 if _executable(path.stat()) else 0o600)
-
-
-def _write_back(file: Path) -> None:
-    if file.is_file():
-        with suppress(OSError), file.open("rb") as opened:
-            os.fsync(opened.fileno())
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()

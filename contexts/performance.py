@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No method
+    """One SQLite file, for several processes and threads. `shape` is a query that fails for other tables. No method
     raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -317,8 +317,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
-    are means with standard deviations, by function (key or name). `calls` has the calls of each function. `paces`:
-    seconds per unit of work by gang size."""
+    are means with standard deviations. `calls`: by function; `paces`: seconds per unit of work by gang size."""
 
     load_s: float = 0.0
     load_sd: float = 0.0

@@ -11,6 +11,10 @@ from stoker.contexts.inference.adapter import ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte, in vocabularies that fall back to bytes."""
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+"""The characters that stand for bytes, in vocabularies of bytes."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """A space, in vocabularies of SentencePiece."""
 
@@ -47,15 +51,6 @@ def _bytes_of(piece: str) -> bytes | None:
         return bytes(_BYTE_LEVEL[character] for character in piece)
     except KeyError:
         return None
-
-
-def _byte_level() -> dict[str, int]:
-    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_LEVEL = _byte_level()
 
 
 Ids = tuple[int, ...]

@@ -88,7 +88,7 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
-    `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
+    `made_s`: the seconds of an earlier making. Raises OSError and the errors of `write`."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
         return False

@@ -29,7 +29,7 @@ _OUTLIER = 3.0
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` (one per request in a decode step), each attending to `length` tokens on average."""
+    """A step that read `tokens`, each attending to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -138,10 +138,10 @@ class StepTable:
         return _between(before, after, tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return lower bounds of a step's seconds, in all and per token: of 1 to `most` tokens, each attending to
+        """Return lower bounds of a step's seconds, in all and per token, for 1 to `most` tokens that each attend to
         `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them its
-        seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises LookupError
-        without samples."""
+        seconds do not fall; before the first row they fall at most in proportion. Raises LookupError without
+        samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -236,8 +236,8 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample and
-        the relative error; None without earlier samples like it."""
+        """Use a sample, limited to three times its forecast. Return the used sample and the relative error; None
+        without earlier samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -271,8 +271,8 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size, counts
-    as long as the longest of its size."""
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length): each counts as
+    long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -336,8 +336,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at `length`
-        and grows by a token per step. Raises LookupError."""
+        """Return the seconds of `count` decode steps in a row of `rows` requests, whose mean length grows by a token
+        per step from `length` on. Raises LookupError."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()

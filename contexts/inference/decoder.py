@@ -70,8 +70,8 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens`; its content is kept. All arrays hold at most `room_tokens`: the caller
-        has checked that the rows in use fit."""
+        """Give the request a row for `tokens` and keep its content. All arrays hold at most `room_tokens`; the rows in
+        use fit."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -155,8 +155,8 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions on
-    the host, attention looks at tokens up to the largest one; without, at whole rows."""
+    """The first `len(positions)` rows of an array, each with one token at its position. Attention looks at tokens up to
+    the largest of `places`, the positions on the host; without them at whole rows."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -242,8 +242,8 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and values
-        go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
+        """Return logits `[len(last), vocabulary]` after the tokens at the ascending places `last`; keys and values go
+        into the cache. `tokens` and `positions` are those of all parts in turn."""
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places

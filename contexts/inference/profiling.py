@@ -168,8 +168,8 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        if start:
-            self._keep_beginning(start)
+        for _ in range(2 if start else 0):  # the engine keeps this beginning from then on
+            self._read([self._document[:start] + self._tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
             steps = self._read([self._document[:start] + self._tokens(count) for _ in range(rows)], start=start)
@@ -179,10 +179,6 @@ class EngineProfiler:
             yield _middle(taken)
         else:  # the engine does not keep a beginning of this length
             self._left_out += 1
-
-    def _keep_beginning(self, start: int) -> None:
-        for _ in range(2):
-            self._read([self._document[:start] + self._tokens(8)], start=start)
 
     def _decode_samples(self) -> Iterator[StepSample]:
         rows = powers_up_to(self._engine.slots())[:: self._effort.stride]

@@ -51,10 +51,8 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, the same on every rank; all ranks call it. `known`: the one of an earlier attempt.
-
-    An unusable bank is no failure: `note` describes its fault.
-    """
+    """Return the initial prompt, the same on every rank; all ranks call it. `known`: of an earlier attempt. An unusable
+    bank is no failure: `note` describes its fault."""
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
     score = None
@@ -269,9 +267,8 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add a tuned prompt as text to the bank, for similar tasks, unless tuning did not improve it. Errors are only
-    logged: the job is done.
-    """
+    """Add a tuned prompt as text to the bank, unless tuning did not improve it. Errors are only logged: the job is
+    done."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

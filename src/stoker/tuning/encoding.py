@@ -39,10 +39,9 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt: the initial prompt's, repeated or cut to `virtual_tokens` (PEFT's
-    rule), or, if these are 0, its first ones up to `most`. Raises ConfigError for an empty prompt, and for one that
-    does not fit the model (`longest` tokens; 0: no bound).
-    """
+    """Return the tokens of the initial soft prompt: repeated or cut to `virtual_tokens` (PEFT's rule), or, if these are
+    0, the first ones up to `most`. Raises ConfigError for an empty prompt, and for one that does not fit the model
+    (`longest` tokens; 0: no bound)."""
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(

@@ -65,9 +65,8 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take, if longer than
-        the limit of the exchange. Raises ExchangeError if rank 0 is lost or silent.
-        """
+        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take. Raises
+        ExchangeError if rank 0 is lost or silent."""
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"

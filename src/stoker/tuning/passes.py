@@ -151,10 +151,8 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate greedily after the prompt and each row's source.
-
-    At most twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
-    """
+    """Generate greedily after the prompt and each row's source, at most twice as many tokens as the longest target has.
+    Rows are padded on the left."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]

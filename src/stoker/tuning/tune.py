@@ -149,9 +149,7 @@ class TunableModel(Protocol):
 
 class TuningProgress(msgspec.Struct, frozen=True):
     """The progress of a job after an iteration. `loss`: of the batch, per target token; `metric`: of the last
-    evaluation; `left_s`: a bound on the time left (None: unknown). `checkpoint`: empty unless one was just made; only
-    rank 0 makes them.
-    """
+    evaluation; `left_s`: a bound on the time left. `checkpoint`: of rank 0, if one was just made."""
 
     iteration: int
     iterations: int
@@ -218,9 +216,8 @@ def tune_with(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """As `tune`, for ranks that have met already. `clock`: the time spent so far; the job's time is added. `begun`
-    receives the number of iterations done when the next one starts, so that a caller can time them.
-    """
+    """As `tune`, for ranks that have met already. The job's time is added to `clock`. `begun` receives the number of
+    iterations done when the next one starts."""
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)

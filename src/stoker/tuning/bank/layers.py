@@ -54,11 +54,8 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1).
-
-    `distances` is `[n, n]`, symmetric, with 0 on its diagonal. A medoid belongs to itself. Raises ValueError for k
-    under 1, or no points.
-    """
+    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1) for symmetric
+    `distances` `[n, n]`. Raises ValueError for k under 1, or no points."""
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
@@ -332,11 +329,8 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """The structure of these candidates, whose texts differ, from their raw features `[n, width]`.
-
-    There are at most as many clusters as the capacity. Raises ValueError for no candidate, and for a feature that is
-    not a number.
-    """
+    """Return the structure of candidates with different texts, from raw features `[n, width]`. Raises ValueError for no
+    candidate, and for a feature that is not a number."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():

@@ -57,11 +57,8 @@ def default_limit(layers: Layers) -> int:
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), which include all
-    representatives.
-
-    Raises StokerError if the scorer returns a wrong number of losses, or no loss at all.
-    """
+    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), all representatives
+    included. Raises StokerError for a wrong number of losses, or no loss at all."""
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:

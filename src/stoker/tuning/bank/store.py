@@ -61,12 +61,9 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
-    """The whole records from the byte `start` on, which is where a frame begins.
-
-    From the first byte, if the file does not begin with `beginning` any more, or does not reach `start`: another file
-    has been put in its place. With `skip`, a record whose bytes are damaged is passed over, and what follows is
-    read. Raises OSError.
-    """
+    """Return the whole records from the byte `start` on, where a frame begins; from the first byte if another file has
+    been put in its place (it does not begin with `beginning`, or ends before). `skip` passes over damaged records.
+    Raises OSError."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < start or file.read(len(beginning)) != beginning:
             start = 0
@@ -93,11 +90,8 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Append records after the byte `at`, the end of the last whole one, and remove torn bytes there. Return the new
-    end.
-
-    The caller is the only writer. Raises StokerError if the disk refuses; then no record was added.
-    """
+    """Append records after the byte `at` and remove torn bytes there. Return the new end. The caller is the only
+    writer. Raises StokerError if the disk refuses; then no record was added."""
     data = b"".join(map(framed, payloads))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -240,10 +234,8 @@ class BankStore:
         self._inserted += len(payloads)
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
-        """Insert a prompt with its raw feature `[width]` from this bank's model (§4.3.3). Return the outcome.
-
-        Raises ValueError for a feature of a wrong width or with NaN, StokerError if the disk refuses.
-        """
+        """Insert a prompt with its raw feature `[width]` (§4.3.3). Return the outcome. Raises ValueError for a wrong
+        feature, StokerError if the disk refuses."""
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
         with locked(self.folder):
@@ -274,9 +266,8 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open the bank in a folder. Raises StokerError, with advice, if there is no bank, if it belongs to another model
-    or reading, and if its file is truncated or damaged (fact `damaged`).
-    """
+    """Open the bank in a folder. Raises StokerError with advice (facts `missing`, `damaged`), also for a bank of
+    another model or reading."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
