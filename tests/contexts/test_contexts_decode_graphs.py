@@ -252,7 +252,7 @@ SAMPLINGS = [
     {"logprobs": 2}, {"stop": ("AB", "\x50")},
 ]  # fmt: skip
 ACTIONS = st.one_of(
-    st.tuples(st.just("add"), st.integers(0, 5), st.integers(0, 5), st.integers(1, 70)),
+    st.tuples(st.just("add"), st.integers(0, 5), st.integers(0, 5), st.integers(1, 40)),
     st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0)),
     st.tuples(st.just("steps"), st.integers(1, 9), st.just(0), st.just(0)),
     st.tuples(st.just("resize"), st.sampled_from([200_000, 350_000, 700_000]), st.just(0), st.just(0)),
