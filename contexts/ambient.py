@@ -59,7 +59,6 @@ class CallStop:
             wake()
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Do not call `wake` any more."""
         self._wakes.pop(wake, None)
 
 
@@ -321,7 +320,6 @@ def enter_call(
     dues: TokenDues | None = None,
     stop: CallStop | None = None,
 ) -> None:
-    """Begin a call in this thread."""
     global _latest_call
     _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
@@ -329,7 +327,6 @@ def enter_call(
 
 
 def leave_call() -> None:
-    """End this thread's call."""
     global _latest_call
     scope = _call.get()
     if scope is not None and scope.place is not None:

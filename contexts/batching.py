@@ -28,8 +28,7 @@ SMALLEST_ROW_TOKENS = 64
 
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch: requests, prompt tokens and prompts in one step, tokens of the cache (0 = unlimited).
-    `mixes`: writing requests join prefill steps. `page_tokens`: tokens of a cache page (vLLM); 0 = rows are powers of
-    two."""
+    `mixes`: writing requests join prefill steps. `page_tokens`: of a cache page (vLLM); 0 = rows are powers of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -52,8 +51,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: of each request the tokens that it reads, and those in the cache (`starts`).
-    `writing` requests read one token each; `evicted` ones lose their cache first."""
+    """One pass through the model: each request's tokens to read, and those in the cache (`starts`). `writing` requests
+    read one token each; `evicted` ones lose their cache first."""
 
     prefill: bool
     requests: tuple[int, ...]
@@ -64,11 +63,9 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts that the step reads."""
         return sum(self.tokens) - self.writing
 
     def without(self, id: int, *, writes: bool) -> Step:
-        """Return the step without one of its requests."""
         at = self.requests.index(id)
         requests, tokens, starts = (
             values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
@@ -77,8 +74,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request as the batch sees it, with `read` tokens in the cache and `made` of at most `most` written. Its first
-    token is due at `first_due_at`, each further one `tpot_s` later (0: none is due)."""
+    """A request with `read` tokens in the cache and `made` of at most `most` written. Its first token is due at
+    `first_due_at`, each further one `tpot_s` later (0: none is due)."""
 
     id: int
     prompt: int
@@ -99,7 +96,6 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def length(self) -> int:
-        """Its tokens, read or not."""
         return self.prompt + self.made
 
     @property
@@ -109,7 +105,6 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def decodes(self) -> bool:
-        """True if its next step is a decode step."""
         return self.read > 0 and self.unread == 1
 
 
@@ -133,12 +128,10 @@ class RunningBatch:
         self._decode_next = False
 
     def __len__(self) -> int:
-        """How many requests it has."""
         return len(self.waiting) + len(self.running)
 
     @property
     def reserved(self) -> int:
-        """Tokens of the cache that running requests have reserved."""
         return sum(request.reserved for request in self.running.values())
 
     @property
@@ -189,11 +182,9 @@ class RunningBatch:
         return _step(parts, prefill=True, evicted=evicted)
 
     def requests(self) -> tuple[BatchedRequest, ...]:
-        """Return all requests, those in the batch first."""
         return (*self.running.values(), *self.waiting)
 
     def decode_length(self, step: Step) -> float:
-        """Return the mean length that a decode step computes."""
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
@@ -219,14 +210,12 @@ class RunningBatch:
             self.mean_output += (request.made - self.mean_output) / self._ended
 
     def abort(self, id: int) -> None:
-        """Remove the request, waiting or running. No-op if absent."""
         self.running.pop(id, None)
         request = self._waiting.pop(id, None)
         if request is not None:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:
-        """True if a waiting request could join the batch now."""
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:

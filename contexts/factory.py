@@ -31,7 +31,6 @@ from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, 
 from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
-_MOST = 1_000
 _MOST_MADE = 256  # each holds what its loader captures
 _LONGEST = 300
 _made: OrderedDict[str, _MadeHere] = OrderedDict()
@@ -43,27 +42,18 @@ class _MadeHere(NamedTuple):
     captured: Captured
 
 
-def _plain_arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
-    bound.apply_defaults()
-    return {
-        name: value
-        for name, value in bound.arguments.items()
-        if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
-    }
-
-
 def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
     """Return a recipe's loader and its plain arguments, if this process made it."""
     known = _made.get(key)
-    loader = known.loader() if known is not None else None
-    return None if known is None or known.arguments is None or loader is None else (loader, known.arguments)
+    if known is None or known.arguments is None or (loader := known.loader()) is None:
+        return None
+    return loader, known.arguments
 
 
 def changed_since_made(key: str) -> str:
     """Return the first name of a recipe's loader that was rebound since, or an empty string."""
     known = _made.get(key)
-    loader = known.loader() if known is not None else None
-    return known.captured.changed(loader) if known is not None and loader is not None else ""
+    return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
 
 
 class RecipeFactory:
@@ -207,11 +197,18 @@ def make_recipe(
 ) -> Recipe:
     """Make a recipe; `name` is for people. Raises RecipeError."""
     shown = name
-    name, signature = _name_of(loader), _signature(loader)
-    try:
-        plain = _plain_arguments(signature.bind(*args, **kwargs)) if signature is not None else None
-    except TypeError as error:
-        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
+    name, signature, plain = _name_of(loader), _signature(loader), None
+    if signature is not None:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
+        bound.apply_defaults()
+        plain = {
+            parameter: value
+            for parameter, value in bound.arguments.items()
+            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+        }
     _refuse_contexts((*args, *kwargs.values()), name=name)
     names = list(signature.parameters) if signature is not None else []
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
@@ -220,8 +217,7 @@ def make_recipe(
     # A loader of Stoker's reads no file by a relative name.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
-    digest = _digest(
-        name,
+    parts = [
         "recipe",
         loader,
         [_stable(value) for value in args],
@@ -230,7 +226,11 @@ def make_recipe(
         [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
         *([home.path] if home is not None and not is_ready_made else ()),
-    )
+    ]
+    try:
+        digest = digest_of(*parts, names=("", "", "argument", "argument"))
+    except RecipeError as error:
+        raise RecipeError(f"{name}(...): {error}", loader=name) from error
     try:
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
@@ -266,13 +266,6 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
                 " one loader that loads both",
                 loader=name,
             )
-
-
-def _digest(name: str, *parts: Any) -> str:
-    try:
-        return digest_of(*parts, names=("", "", "argument", "argument"))
-    except RecipeError as error:
-        raise RecipeError(f"{name}(...): {error}", loader=name) from error
 
 
 def _check_returns(loader: Loader) -> None:

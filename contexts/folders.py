@@ -28,7 +28,6 @@ def state_folder() -> Path:
 
 
 def snapshot_folder() -> Path:
-    """Return the folder of model snapshots."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
 
@@ -67,7 +66,6 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if this process sees the program's folder at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:

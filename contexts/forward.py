@@ -51,13 +51,11 @@ class PrefixCache(Generic[KV]):
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Keep at most `limit_bytes` from now on."""
         self.limit_bytes = limit_bytes
         self._trim()
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all kept prefixes."""
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
@@ -66,7 +64,8 @@ class PrefixCache(Generic[KV]):
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
         if recent is not None and longer >= max(SHORTEST, length + _LONGER):
-            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), _part(recent, longer)), longer
+            size_bytes = recent.size_bytes * longer // len(recent.ids)
+            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), size_bytes), longer
         if shared is None or length < SHORTEST:
             return None, 0
         if shared in self._shared:
@@ -97,7 +96,6 @@ class PrefixCache(Generic[KV]):
             self._trim()
 
     def clear(self) -> None:
-        """Forget everything."""
         self._shared.clear()
         self._recent.clear()
 
@@ -140,10 +138,6 @@ def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int
         else:
             high = middle - 1
     return low
-
-
-def _part(prefix: Prefix[KV], length: int) -> int:
-    return prefix.size_bytes * length // max(1, len(prefix.ids))
 
 
 log = logging.getLogger(__name__)
@@ -337,7 +331,6 @@ def _fill(items: list[int], width: int) -> list[int]:
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
-    """Return the tokens that all rows begin with, shorter than every row."""
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_length(first, row, most=length)
@@ -403,7 +396,6 @@ class RunnerScorer:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
             for group in self._groups(rows, prefix=prefix, batch_size=batch_size):

@@ -42,7 +42,6 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def attribute_names(code: types.CodeType) -> frozenset[str]:
-    """Return names that code looks up, nested code included."""
     return frozenset(code.co_names) | _nested(code, attribute_names)
 
 
@@ -76,7 +75,6 @@ def imports(code: types.CodeType) -> frozenset[Import]:
 
 
 def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Return dotted names of modules that code imports, nested code included."""
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
@@ -111,7 +109,6 @@ def plain(function: Callable[..., Any]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True for a function that returns a coroutine."""
     return inspect.iscoroutinefunction(plain(function))
 
 

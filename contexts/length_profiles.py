@@ -117,8 +117,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of texts, the shortest length first; each is the median of `repeats` batches of one text. `computed_dtype`
-    and `is_compiled` are the effect of `encoder`'s `dtype` and `compiled` on this `device`. `measured_at` is in seconds
-    since 1970."""
+    and `is_compiled` are the effect of `dtype` and `compiled` on this `device`. `measured_at`: seconds since 1970."""
 
     lengths: tuple[LengthTime, ...]
     name: str
@@ -142,8 +141,8 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step` (0: 16
-    tokens or more, for at most 32 lengths), and the longest itself."""
+    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step` (0: at
+    most 32 lengths), and the longest itself."""
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)

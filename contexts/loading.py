@@ -17,7 +17,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 from types import CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from stoker.contexts.function_code import global_names, imported_names, imported_parts
@@ -28,24 +28,11 @@ from stoker.errors import RecipeError
 from stoker.units import MOST_AT_ONCE
 
 
-class ObjectPath:
+class ObjectPath(NamedTuple):
     """Stands for the path of an object in pickled arguments."""
 
-    __slots__ = ("as_path", "name")
-
-    def __init__(self, name: str, *, as_path: bool = False) -> None:
-        self.name = name
-        self.as_path = as_path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _object_path, (self.name, self.as_path)
-
-    def __repr__(self) -> str:
-        return f"ObjectPath({self.name!r})"
-
-
-def _object_path(name: str, as_path: bool) -> ObjectPath:
-    return ObjectPath(name, as_path=as_path)
+    name: str
+    as_path: bool = False
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:

@@ -28,8 +28,6 @@ _SLICES = 1024
 
 
 class EntryKind(enum.Enum):
-    """The kind of an entry."""
-
     FILE = b"file"
     FOLDER = b"folder"
     LINK = b"link"
@@ -57,7 +55,6 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """The length of all files."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
@@ -109,7 +106,6 @@ def name_of(data: bytes, *, suffix: str = "") -> str:
 
 
 def proves(name: str, data: bytes) -> bool:
-    """True if these bytes are the manifest of this object."""
     return name.partition(".")[0] == name_of(data)
 
 
@@ -121,7 +117,6 @@ def read_manifest(name: str, data: bytes) -> Manifest:
 
 
 def slices(manifest: Manifest) -> Iterator[Slice]:
-    """Yield all parts, in order."""
     for place, entry in enumerate(manifest.entries):
         for count in range(len(entry.parts) // _DIGEST_BYTES):
             offset = count * PART_BYTES
@@ -146,12 +141,10 @@ def pieces(manifest: Manifest) -> list[Piece]:
 
 
 def piece_bytes(piece: Piece) -> int:
-    """Return a piece's length."""
     return sum(part.size_bytes for part in piece)
 
 
 def is_right(piece: Piece, data: memoryview) -> bool:
-    """True if these bytes are this piece."""
     offset = 0
     for part in piece:
         if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:

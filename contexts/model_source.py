@@ -22,7 +22,6 @@ class CallableModule(types.ModuleType):
     """A module that is called as its function: Python may put either into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function of its name."""
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
@@ -134,7 +133,6 @@ class TokenCounter:
         self._tokenizer: Any = None
 
     def __call__(self, given: Any) -> int:
-        """Return the tokens of a call's input. Raises RecipeError."""
         if isinstance(given, list):
             return max(map(self._count, given), default=0)
         return self._count(given)
@@ -201,7 +199,7 @@ Read = Callable[[str], str | None]
 
 class SentenceFacts(msgspec.Struct, frozen=True):
     """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's own
-    pooling is not supported; else empty."""
+    pooling is not supported."""
 
     pooling: str = "mean"
     longest: int = 0

@@ -47,7 +47,9 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
         real = given.resolve(strict=True)
         str(real).encode()  # it travels as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            _write_back(real)
+            if real.is_file():  # write it back first
+                with suppress(OSError), real.open("rb") as opened:
+                    os.fsync(opened.fileno())
             facts = real.stat()
             made = _manifest(real, remembered)
     except UnicodeEncodeError:
@@ -85,7 +87,6 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
 
 
 def is_object_name(name: str) -> bool:
-    """True if `name` has the form of a cache name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -117,12 +118,6 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
         else:
             shutil.copyfile(path, place)
             place.chmod(0o700 if _executable(path.stat()) else 0o600)
-
-
-def _write_back(file: Path) -> None:
-    if file.is_file():
-        with suppress(OSError), file.open("rb") as opened:
-            os.fsync(opened.fileno())
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()
@@ -299,7 +294,6 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the published object of this name, or None."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

@@ -97,9 +97,10 @@ _OF_MONITORING = "_parsl_monitoring_"
 def short_payload(payload: bytes) -> str:
     """Return the short form of pickled `(args, kwargs)`; empty if unreadable."""
     try:
-        args, kwargs = _read(payload)
-        shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}
-        return short_arguments(args, shown)
+        body, buffers = body_of(payload)
+        args, kwargs = _Reader(io.BytesIO(body), buffers=[b""] * buffers).load()
+        shown = {name: value for name, value in dict(kwargs).items() if not str(name).startswith(_OF_MONITORING)}
+        return short_arguments(tuple(args), shown)
     except Exception:  # whatever these bytes are, they are no reason to fail
         return ""
 
@@ -164,7 +165,7 @@ class _StandIn:
         pass
 
     def append(self, _item: Any) -> None:
-        """Do nothing."""
+        pass
 
     extend = add = append
 
@@ -177,9 +178,3 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, _id: Any) -> Any:
         return _StandIn()
-
-
-def _read(payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    body, buffers = body_of(payload)
-    args, kwargs = _Reader(io.BytesIO(body), buffers=[b""] * buffers).load()
-    return tuple(args), dict(kwargs)

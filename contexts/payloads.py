@@ -100,8 +100,8 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
 def dump_parts(
     value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
 ) -> list[Buffer]:
-    """Return the same bytes in pieces. Names of modules that functions in the value import, or that something goes by
-    name of, are added to `modules`. Classes of the modules `by_name` go by name."""
+    """Return the same bytes in pieces. Names of modules that the value needs are added to `modules`. Classes of the
+    modules `by_name` go by name."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -113,9 +113,8 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value of `dumps`' bytes. Writable arrays are views if `data` is writable memory, else copies. With
-    `keep_classes` the classes of this process keep their attributes. Raises SerializationError for other bytes, and the
-    errors of unpickling."""
+    """Return the value of `dumps`' bytes; writable arrays are views if `data` is writable memory. With `keep_classes`
+    the classes of this process keep their attributes. Raises SerializationError, and the errors of unpickling."""
     body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
@@ -123,8 +122,8 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. A KeyboardInterrupt outside of the
-    main thread comes from user code."""
+    """True if Ctrl-C or a signal handler of the program raised the error. Outside of the main thread it comes from user
+    code."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -230,7 +229,7 @@ def dump_exception(error: BaseException) -> bytes:
 
 def load_exception(data: Buffer) -> BaseException:
     """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback; RemoteCallError for one that
-    cannot be pickled, rebuilt or shown (Parsl needs the `repr`)."""
+    cannot be rebuilt or shown (Parsl needs the `repr`)."""
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"
@@ -297,17 +296,12 @@ def _rebuild_exception(parts: Any) -> Any:
             message, members = args
             error = kind(message, [load_exception(member) for member in members])
         else:
-            error = _remake(kind, args)
+            try:
+                error = kind(*args)
+            except Exception:
+                error = kind.__new__(kind)
+            error.args = args
         vars(error).update(attributes)
-    return error
-
-
-def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    try:
-        error: BaseException = kind(*args)
-    except Exception:
-        error = kind.__new__(kind)
-    error.args = args
     return error
 
 
@@ -318,8 +312,8 @@ _ALIGN = 64
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with the user's functions in it, and with the modules that they import and the
-    modules `also`. Classes of these and of `by_name` go by name. Raises SerializationError, naming `what`."""
+    """Return the bytes of a value with the user's functions, and the modules that these import and `also`. Classes of
+    these and of `by_name` go by name. Raises SerializationError, naming `what`."""
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
@@ -330,8 +324,8 @@ def dumps_code(
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments, with the modules that functions among them import, except `by_name`.
-    Names of packed modules are added to `brought`: the function brings them from then on. Raises SerializationError."""
+    """Return the bytes of a call's arguments with the modules that they import, except `by_name`. The packed names are
+    added to `brought`. Raises SerializationError."""
     plain = plain_bytes(value)
     if plain is not None:
         return plain

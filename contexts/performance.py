@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `shape` is a query that fails if tables are others. No method
+    """One SQLite file, for several processes and threads. `shape` is a query that fails for other tables. No method
     raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -205,8 +205,6 @@ class AvailabilityStore:
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:
-        """Return the history of a source."""
-
         def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
             return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))
 
@@ -224,7 +222,6 @@ class AvailabilityStore:
         )
 
     def close(self) -> None:
-        """Close the file; later calls do nothing."""
         self._file.close()
 
     def _add(self, table: str, most: int, source: str, *values: object) -> None:
@@ -320,8 +317,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
-    are means with standard deviations, by function (key or name). `calls` has the calls of each function. `paces`:
-    seconds per unit of work by gang size."""
+    are means with standard deviations. `calls`: by function; `paces`: seconds per unit of work by gang size."""
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -385,7 +381,6 @@ class PerformanceStore:
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
-        """Record the times of steps of a recipe's engine."""
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
@@ -393,7 +388,6 @@ class PerformanceStore:
         return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """Return the estimates of a recipe, by device kind."""
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
@@ -412,14 +406,12 @@ class PerformanceStore:
         return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
     def functions(self) -> list[str]:
-        """Return the functions with measured calls, the latest first."""
         rows = self._file.read(
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )
         return [function for (function,) in rows]
 
     def kinds(self) -> list[str]:
-        """Return the device kinds with measurements."""
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
@@ -434,7 +426,6 @@ class PerformanceStore:
         return 1 + round(more / records) if records else 1
 
     def close(self) -> None:
-        """Close the file; later calls do nothing."""
         self._file.close()
 
     def _add(self, facts: Iterable[tuple[str, str, str, str, float]]) -> None:
@@ -451,8 +442,8 @@ class PerformanceStore:
 def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> Estimate:
     functions = {name: _measured(numbers) for (what, name), numbers in facts.items() if what == "run_s"}
     load = _measured(facts.get(("load_s", ""), (0, 0.0, 0.0, 0.0)))
-    more = {name: numbers for (what, name), numbers in facts.items() if what == "calls"}
-    calls = {name: each.count + _beyond_one(more.get(name)) for name, each in functions.items()}
+    more = {name: round(count * (mean - 1.0)) for (what, name), (count, mean, *_) in facts.items() if what == "calls"}
+    calls = {name: each.count + more.get(name, 0) for name, each in functions.items()}
     run = _together([numbers for (what, _), numbers in facts.items() if what == "run_s"])
 
     def most(what: str) -> int:
@@ -474,10 +465,6 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
         calls=calls,
         paces={int(size): _measured(numbers) for (what, size), numbers in facts.items() if what == "pace_s"},
     )
-
-
-def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
-    return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
 def _measured(numbers: tuple[int, float, float, float]) -> Measured:

@@ -11,6 +11,10 @@ from stoker.contexts.inference.adapter import ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte, in vocabularies that fall back to bytes."""
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+"""The characters that stand for bytes, in vocabularies of bytes."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """A space, in vocabularies of SentencePiece."""
 
@@ -49,15 +53,6 @@ def _bytes_of(piece: str) -> bytes | None:
         return None
 
 
-def _byte_level() -> dict[str, int]:
-    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_LEVEL = _byte_level()
-
-
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
@@ -77,7 +72,6 @@ class PromptReader:
         return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation (`CausalLM.chat_prompt`)."""
         if not getattr(self.tokenizer, "chat_template", None):
             return "\n\n".join(message["content"] for message in messages)
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
@@ -108,7 +102,6 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens, special ones left out."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:

@@ -40,9 +40,8 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A content-addressed file or folder. `source` is the absolute path where it was found, which the pilot may not
-    see. `inode` and `changed_ns` identify the file that was read; 0 if unknown, or if the file was too young for a
-    later change to show."""
+    """A content-addressed file or folder. `source`: where it was found. `inode` and `changed_ns` identify the file that
+    was read; 0 if unknown, or if it was too young for a later change to show."""
 
     name: str
     size_bytes: int
@@ -110,7 +109,6 @@ class Recipe(msgspec.Struct, frozen=True):
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
-        """One line for people; the fields say the rest."""
         needs, parts = self.needs, [f"recipe {self.title}"]
         if needs.devices != 1:
             parts.append(f"{needs.devices} devices")

@@ -67,7 +67,6 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
-    """Return the place of the snapshot of an object in this dtype."""
     kind, _, digest = name.partition(".")[0].partition("-")
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
@@ -77,14 +76,19 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
-        _save(model, tokenizer, draft)
+        # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
 
     return make_folder(place, write, source=source)
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
-    `made_s`: the seconds, if it was made before. Raises OSError and the errors of `write`."""
+    `made_s`: the seconds of an earlier making. Raises OSError and the errors of `write`."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
         return False
@@ -159,15 +163,6 @@ def made_s_of(place: Path) -> float | None:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return None
-
-
-def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:

@@ -29,7 +29,7 @@ _OUTLIER = 3.0
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` (one per request in a decode step), each attending to `length` tokens on average."""
+    """A step that read `tokens`, each attending to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -46,7 +46,6 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
     count: int = 1
 
     def joined(self, other: StepCell) -> StepCell:
-        """Return the two as one, each with its weight."""
         share = other.count / (self.count + other.count)
         return StepCell(
             self.tokens + (other.tokens - self.tokens) * share,
@@ -63,7 +62,6 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
     count: int = 0
 
     def joined(self, other: StepError) -> StepError:
-        """Return both together."""
         if not other.count:
             return self
         share = other.count / (self.count + other.count)
@@ -80,14 +78,12 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Samples that its cells hold."""
         return sum(cell.count for cell in (*self.prefill, *self.decode))
 
     def joined(self, other: StepTimes) -> StepTimes:
-        """Return both together, a cell with the same cell."""
         return StepTimes(
-            _joined(self.prefill, other.prefill),
-            _joined(self.decode, other.decode),
+            tuple(StepTable([*self.prefill, *other.prefill])),
+            tuple(StepTable([*self.decode, *other.decode])),
             self.prefill_error.joined(other.prefill_error),
             self.decode_error.joined(other.decode_error),
         )
@@ -123,11 +119,9 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """Return the cell of a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
-        """Add the time of a step."""
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
@@ -144,10 +138,10 @@ class StepTable:
         return _between(before, after, tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return lower bounds of a step's seconds, in all and per token: of 1 to `most` tokens, each attending to
+        """Return lower bounds of a step's seconds, in all and per token, for 1 to `most` tokens that each attend to
         `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them its
-        seconds do not fall; before the first row they fall at most in proportion to the tokens. Raises LookupError
-        without samples."""
+        seconds do not fall; before the first row they fall at most in proportion. Raises LookupError without
+        samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -217,16 +211,13 @@ class StepModel:
 
     @property
     def times(self) -> StepTimes:
-        """All of it, to send and to keep."""
         prefill, decode = tuple(self._tables[True]), tuple(self._tables[False])
         return StepTimes(prefill, decode, self._errors[True], self._errors[False])
 
     def knows(self, *, prefill: bool) -> bool:
-        """True if a step of this stage has been measured."""
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """Return the seconds of a step. Raises LookupError."""
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
@@ -242,12 +233,11 @@ class StepModel:
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
-        """Use a sample as it is."""
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Compare a sample with the table, then use it, limited to three times the forecast. Return the used sample and
-        the relative error; None without earlier samples like it."""
+        """Use a sample, limited to three times its forecast. Return the used sample and the relative error; None
+        without earlier samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -281,8 +271,8 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size, counts
-    as long as the longest of its size."""
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length): each counts as
+    long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -303,10 +293,6 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
         return b[1] + max(0.0, slope) * (at - b[0])
     line = a[1] + slope * (at - a[0])
     return max(line, a[1] * at / a[0]) if at < a[0] else line
-
-
-def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[StepCell, ...]:
-    return tuple(StepTable([*first, *second]))
 
 
 class StepProfile(msgspec.Struct, frozen=True):
@@ -350,8 +336,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` decode steps in a row of `rows` requests; their mean length starts at `length`
-        and grows by a token per step. Raises LookupError."""
+        """Return the seconds of `count` decode steps in a row of `rows` requests, whose mean length grows by a token
+        per step from `length` on. Raises LookupError."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()

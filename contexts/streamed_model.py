@@ -173,11 +173,9 @@ class WeightStream:
 
     @property
     def converts(self) -> bool:
-        """True if some weights change their dtype on the way."""
         return any(self._final(each) != each.dtype for each in self._stored)
 
     def told(self) -> str:
-        """Return size, seconds and rate, for people."""
         rate = self.size_bytes / max(self.seconds, 1e-6) / 1e9
         return f"{show_bytes(self.size_bytes)} of weights in {show_seconds(self.seconds)}, {rate:.1f} GB/s"
 
@@ -291,7 +289,6 @@ class Staging:
         self._turn = (self._turn + 1) % _BUFFERS
 
     def scratch(self) -> torch.Tensor:
-        """Return memory on the device for weights that are converted there."""
         if self._scratch is None:
             self._scratch = torch.empty(self._buffer_bytes, dtype=torch.uint8, device=self._device)
         return self._scratch

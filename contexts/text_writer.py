@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -69,32 +68,20 @@ class TextWriter:
     def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
         """Yield the pieces of `CausalLM.stream`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
-
-        def pieces() -> Iterator[str]:
-            with self._asked(row, sampling, pieces=True) as generation:
-                for token in generation.tokens():
-                    if token.text:
-                        yield token.text
-
-        return pieces()
+        return (token.text for token in self._new_tokens(row, sampling, pieces=True) if token.text)
 
     def tokens(self, prompt: str, sampling: Sampling) -> Iterator[CompletionToken]:
         """Yield the tokens of `CausalLM.stream_completion`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
-
-        def tokens() -> Iterator[CompletionToken]:
-            with self._asked(row, sampling, pieces=True) as generation:
-                for token in generation.tokens():
-                    finish = token.finish.value if token.finish else ""
-                    yield CompletionToken(token.text, finish, self._likelihoods([token]))
-
-        return tokens()
+        return (
+            CompletionToken(token.text, token.finish.value if token.finish else "", self._likelihoods([token]))
+            for token in self._new_tokens(row, sampling, pieces=True)
+        )
 
     def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Return the completion of `CausalLM.complete`."""
         row = self._row(prompt, sampling)
-        with self._asked(row, sampling) as generation:
-            tokens = list(generation.tokens())
+        tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
         assert finish is not None
         return Completion(
@@ -123,11 +110,10 @@ class TextWriter:
             for _, generation in open_ones:
                 generation.abort()
 
-    @contextlib.contextmanager
-    def _asked(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Iterator[Generation]:
+    def _new_tokens(self, row: Ids, sampling: Sampling, *, pieces: bool) -> Iterator[NewToken]:
         generation = self._submit(row, sampling, pieces=pieces)
         try:
-            yield generation
+            yield from generation.tokens()
         finally:
             generation.abort()
 

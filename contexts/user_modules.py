@@ -76,8 +76,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, and their imports. Empty, with a warning, if the sources are
-    more than MOST_BYTES."""
+    """Return the user's own modules among these names, and their imports. Empty, with a warning, above MOST_BYTES of
+    source."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -251,7 +251,6 @@ class CarriedModules:
         return both
 
     def enter_for_good(self) -> None:
-        """Enter the modules of a context's loader for good."""
         self.enter()
         _finder.context = self
 
@@ -317,7 +316,6 @@ _imported_at: dict[str, str] = {}
 
 
 def count_replaced() -> int:
-    """Return how often modules were replaced since the start."""
     return _finder.count_replaced
 
 

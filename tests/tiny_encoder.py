@@ -30,9 +30,13 @@ def write_tiny_encoder(folder: Path, *, words: Sequence[str] = WORDS, head: bool
 
 
 def load_encoder(folder: Path, **options: Any) -> Any:
-    recipe = encoder(folder, **options)
+    return load_recipe(encoder(folder, **options))
+
+
+def load_recipe(recipe: Any, *, device: str = "cpu") -> Any:
+    """The context of a recipe, loaded as in a library."""
     try:
-        ambient.enter_library(device="cpu")
+        ambient.enter_library(device=device)
         return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
     finally:
         ambient.leave_library()

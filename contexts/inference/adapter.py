@@ -63,7 +63,6 @@ class Sampling(msgspec.Struct, frozen=True):
     engine_options: tuple[tuple[str, Any], ...] = ()
 
     def check_honoured(self, honoured: frozenset[str]) -> None:
-        """Raise OptionNotHonoured for an option that is not honoured."""
         for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
             if option not in honoured:
                 raise OptionNotHonoured(option)
@@ -74,9 +73,8 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids (one or more), and how to continue it. Its first token is due at `due_at`
-    (time.monotonic), each further one `tpot_s` later. With `pieces` text comes as it is written; else only the last
-    `NewToken` has text."""
+    """A prompt as token ids, and how to continue it. Its first token is due at `due_at` (time.monotonic), each further
+    one `tpot_s` later. Without `pieces` only the last `NewToken` has text."""
 
     id: int
     prompt: tuple[int, ...]
@@ -94,8 +92,8 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step. `text` is its addition to the request's text. With `finish` the request has ended; with an
-    `error` it has failed."""
+    """A token of a step, and the text that it adds. With `finish` the request has ended; with an `error` it has
+    failed."""
 
     request: int
     token: int
@@ -115,8 +113,8 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is: requests that run and wait now, and totals since the beginning. `row_steps` sums requests
-    over decode steps."""
+    """How full the batch is: requests that run and wait now, and totals so far. `row_steps` sums requests over decode
+    steps."""
 
     running: int = 0
     waiting: int = 0
@@ -134,7 +132,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
     def after(
         self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
     ) -> EngineLoad:
-        """Return the load after a step in which `decoded` requests wrote."""
         return msgspec.structs.replace(
             self, steps=self.steps + 1, decode_steps=self.decode_steps + (decoded > 0),
             row_steps=self.row_steps + decoded, most_running=max(self.most_running, running),
@@ -211,7 +208,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 class ModelTexts:
-    """How a model's tokens become text, which tokens end one, and how many it reads at most."""
+    """How tokens become text, which ones end it, and how many the model reads (0 = any number)."""
 
     def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
         self.decode = decode
@@ -239,8 +236,7 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. A character may take several tokens, so a piece is the text that the last few tokens add
-    to the text before them, once its characters are complete."""
+    """The text of one request. A piece is what the last few tokens add, once its characters are complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -324,10 +320,9 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """The work of an engine, by which others decide whether one more request would be in time. `rows` requests of mean
-    `length` write. `due_at`: when the most urgent token in time is due; `late_at`: when the most urgent late one was;
-    `tpot_s`: the shortest. `prompts` are unread: tokens, due time and time per output token, the most urgent first.
-    `peak_tokens`: cache tokens if all peak at once (SLINFER eq. 2)."""
+    """The work of an engine, for others' admission. `rows` requests of mean `length` write; `tpot_s` is their shortest.
+    `due_at`: of the most urgent token in time; `late_at`: of the most urgent late one. `prompts` are unread: tokens,
+    due time and time per output token, the most urgent first. `peak_tokens`: SLINFER eq. 2."""
 
     rows: int = 0
     length: float = 0.0
@@ -375,7 +370,7 @@ class EngineTurns(Protocol):
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
         """Wait for a turn and hold it. `due_at`: of the most urgent token; `step_s`: the forecast of the iteration.
-        `work` is called after the next library was woken."""
+        `work` is called once the next library is awake."""
 
     def end(self) -> None:
         """Release the turn: no step is due now."""

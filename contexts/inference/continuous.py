@@ -143,7 +143,6 @@ class ContinuousEngine:
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -155,7 +154,6 @@ class ContinuousEngine:
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
-        """Remove the request and free its row."""
         self._batch.abort(request)
         with torch.inference_mode():
             self._store.free(request)
@@ -163,7 +161,6 @@ class ContinuousEngine:
         self._settled = [token for token in self._settled if token.request != request]
 
     def step(self) -> list[NewToken]:
-        """Read or write tokens of some requests (`InferenceEngine.step`)."""
         with torch.inference_mode():
             return self._step()
 
@@ -231,13 +228,11 @@ class ContinuousEngine:
         self._asleep = True
 
     def wake(self) -> None:
-        """Take requests again."""
         if self._asleep and self._decoder.device.type == "cuda":
             self._decoder.move(self._decoder.device)
         self._asleep = False
 
     def stop(self) -> None:
-        """Free the cache."""
         self._writing.clear()
         if self._ahead is not None:
             self._ahead.drop()

@@ -125,7 +125,6 @@ class _IdleClock:
 
 @functools.cache
 def core_share() -> CoreShare:
-    """Return the share of this process."""
     return CoreShare(idle_cores=_IdleClock())
 
 

@@ -137,8 +137,8 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 
 class RowBuffers:
-    """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p` and random
-    number. `written`: -1 where no token could be drawn."""
+    """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p`, random
+    number. `written`: -1 without a token."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         self.tokens, self.positions, self.order, self.written = torch.zeros(
@@ -161,7 +161,7 @@ class StepShape:
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
-        self.rows = [min(_power_of_two(len(array.requests)), array.capacity) for array in arrays]
+        self.rows = [min(1 << (len(array.requests) - 1).bit_length(), array.capacity) for array in arrays]
         self.draws = draws
         self.key = (tuple(zip((array.tokens for array in arrays), self.rows, strict=True)), draws)
         self.requests: list[int | None] = []
@@ -192,8 +192,8 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder, for at most `rows` requests. `limit_bytes`: of graphs (0 = unlimited). `uses`:
-    eager uses of a shape before its capture."""
+    """The captured steps of one decoder, for at most `rows` requests. `uses`: eager uses of a shape before its
+    capture."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -210,7 +210,6 @@ class DecodeGraphs:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory of graphs and their buffers."""
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
@@ -236,7 +235,7 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, and capture it first if needed; None, after a warning, if that fails. With `after`, the step
+        """Launch a step, captured first if needed; None, after a warning, if that fails. With `after`, the step
         launched last, tokens are read from the device, and the shape must have a graph."""
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
@@ -257,8 +256,7 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones on a few tokens. On a difference or failure warn, and run eagerly from
-        now on."""
+        """Compare captured steps with eager ones. On a difference or failure warn, and run eagerly from now on."""
         try:
             off = self._difference()
         except Exception as error:
@@ -331,7 +329,8 @@ class DecodeGraphs:
         if after is None:
             self._upload([row.token for row in rows], buffers.tokens)
         else:
-            self._upload(_order(shape, after), buffers.order)
+            before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
+            self._upload([0 if id is None else before[id] for id in shape.requests], buffers.order)
             buffers.tokens[:count] = buffers.tokens.index_select(0, buffers.order[:count])
         self._upload([row.position for row in rows], buffers.positions)
         if shape.draws != GREEDY:
@@ -389,12 +388,3 @@ def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tenso
     if kind == NUCLEUS:
         drawn = torch.where(draws[1] < 1, drawn_tokens(logits, table, nucleus=True), drawn)
     return torch.where(drawing, drawn, likeliest)
-
-
-def _order(shape: StepShape, after: LaunchedStep) -> list[int]:
-    before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
-    return [0 if id is None else before[id] for id in shape.requests]
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()

@@ -63,17 +63,15 @@ class KVStore:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that all arrays have room for, in use or not."""
         return sum(array.tokens * array.capacity for array in self.arrays.values())
 
     @property
     def held_bytes(self) -> int:
-        """Memory that all arrays hold."""
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens`; its content is kept. All arrays hold at most `room_tokens`: the caller
-        has checked that the rows in use fit."""
+        """Give the request a row for `tokens` and keep its content. All arrays hold at most `room_tokens`; the rows in
+        use fit."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -123,7 +121,6 @@ class KVStore:
                 del self.arrays[array.tokens]
 
     def clear(self) -> None:
-        """Free all memory."""
         self.arrays.clear()
         self._of.clear()
 
@@ -158,8 +155,8 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. With `places`, the positions on
-    the host, attention looks at tokens up to the largest one; without, at whole rows."""
+    """The first `len(positions)` rows of an array, each with one token at its position. Attention looks at tokens up to
+    the largest of `places`, the positions on the host; without them at whole rows."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -209,7 +206,6 @@ class LeanDecoder:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the model knows."""
         return int(self._model.config.vocab_size)
 
     @property
@@ -231,11 +227,9 @@ class LeanDecoder:
             self.fuse()
 
     def decode_part(self, array: RowArray, places: Sequence[int]) -> DecodePart:
-        """Return the array's first rows, each with one token at its place."""
         return DecodePart(array, torch.tensor(places, device=self.device), dtype=self.dtype, places=places)
 
     def new_store(self) -> KVStore:
-        """Return an empty cache for this model."""
         return KVStore(
             layers=len(self.layers), heads=self.kv_heads, size=self.size, dtype=self.dtype, device=self.device
         )
@@ -248,8 +242,8 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Return logits `[len(last), vocabulary]` after the tokens at the places `last`, which ascend; keys and values
-        go into the cache. `tokens` and `positions` are those of all parts, one part after the other."""
+        """Return logits `[len(last), vocabulary]` after the tokens at the ascending places `last`; keys and values go
+        into the cache. `tokens` and `positions` are those of all parts in turn."""
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places

@@ -118,7 +118,6 @@ class Generation:
             self._tokens = []
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error."""
         self._come.put(error)
 
 
@@ -187,7 +186,6 @@ class EngineThread:
 
     @property
     def engine(self) -> InferenceEngine:
-        """The engine, made on first use."""
         with self._turn:
             if self._engine is None:
                 self._engine = self._make()

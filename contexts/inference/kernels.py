@@ -47,8 +47,8 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Several linear layers over the same input, as one product where that is faster. `packs`: the precision of the
-    copy, or None."""
+    """Linear layers over the same input, as one product where that is faster. `packs`: the precision of the copy, or
+    None."""
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -165,7 +165,6 @@ class TokenDraw:
 
     @property
     def greedy(self) -> bool:
-        """True if it takes the likeliest token each time."""
         return self._chance is None
 
     def number(self) -> float:
@@ -179,8 +178,7 @@ def draw_seed(seed: tuple[int, int]) -> int:
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
     """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64` `[3,
-    rows]`, temperature (above 0), `top_p` and random number. With `nucleus` rows are drawn from the likeliest tokens
-    that make up `top_p`."""
+    rows]`, temperature (above 0), `top_p` and random number. `nucleus`: heed `top_p`."""
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
     chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
@@ -212,7 +210,7 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
     """Return the likeliest token of each row of logits, the first of equal ones. On a CPU parts of a row are compared
-    first: PyTorch's `argmax` reads half precision an element at a time, and a copy in float32 costs as much again."""
+    first, because PyTorch's `argmax` is slow in half precision."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:

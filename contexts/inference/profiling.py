@@ -48,21 +48,19 @@ class StepCollector:
 
     def took(self, step: Step, length: int, seconds: float) -> None:
         """Add a step of the engine (`continuous.TookStep`)."""
-        sample = self.sample(step, length, seconds)
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
+        tokens: float = len(step.requests)
+        mean = float(length)
+        if step.prefill:
+            tokens, mean = sum(step.tokens), attended(list(zip(step.starts, step.tokens, strict=True)))
+        sample = StepSample(step.prefill, tokens, mean, seconds)
         with self._lock:
             used, deviation = self.known.learn(sample)
             if deviation is not None:
                 self._fresh.count_error(deviation, prefill=step.prefill)
             self._fresh.add(used)
-
-    def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        if not step.prefill:
-            return StepSample(False, len(step.requests), float(length), seconds)
-        reads = list(zip(step.starts, step.tokens, strict=True))
-        return StepSample(True, sum(step.tokens), attended(reads), seconds)
 
     def profiled(self, times: StepTimes) -> None:
         """Replace the known times by a profiler's result."""
@@ -72,11 +70,9 @@ class StepCollector:
             self._taken.clear()
 
     def taken(self, *, timeout_s: float) -> bool:
-        """Wait until the profiler's measurements were fetched; False on timeout."""
         return self._taken.wait(timeout_s)
 
     def take(self) -> StepTimes:
-        """Return the times since the last call."""
         with self._lock:
             times = self._fresh.times
             self._fresh, self.urgent = StepModel(), False
@@ -172,8 +168,8 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        if start:
-            self._keep_beginning(start)
+        for _ in range(2 if start else 0):  # the engine keeps this beginning from then on
+            self._read([self._document[:start] + self._tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
             steps = self._read([self._document[:start] + self._tokens(count) for _ in range(rows)], start=start)
@@ -183,10 +179,6 @@ class EngineProfiler:
             yield _middle(taken)
         else:  # the engine does not keep a beginning of this length
             self._left_out += 1
-
-    def _keep_beginning(self, start: int) -> None:
-        for _ in range(2):
-            self._read([self._document[:start] + self._tokens(8)], start=start)
 
     def _decode_samples(self) -> Iterator[StepSample]:
         rows = powers_up_to(self._engine.slots())[:: self._effort.stride]

@@ -55,7 +55,6 @@ class StaticEngine:
         self._asleep = False
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request to the next batch (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -73,7 +72,6 @@ class StaticEngine:
             return self._step()
 
     def slots(self) -> int:
-        """Return how many requests one batch takes."""
         return self._rows
 
     def _step(self) -> list[NewToken]:
@@ -95,7 +93,6 @@ class StaticEngine:
         return new
 
     def load(self) -> EngineLoad:
-        """Return how full the batch is."""
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
@@ -103,7 +100,7 @@ class StaticEngine:
         return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
 
     def resize(self, cache_bytes: int) -> None:
-        """No-op: see the class."""
+        """No-op: it has no cache of its own."""
 
     def sleep(self) -> None:
         """Forget kept prefixes."""
@@ -113,11 +110,9 @@ class StaticEngine:
         self._asleep = True
 
     def wake(self) -> None:
-        """Take requests again."""
         self._asleep = False
 
     def stop(self) -> None:
-        """End."""
         self._batch, self._steps = [], None
 
     # ---- steps

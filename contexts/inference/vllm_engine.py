@@ -111,11 +111,9 @@ class VLLMStart:
         )  # fmt: skip
 
     def free_device_bytes(self) -> int:
-        """Return the free memory of the device; 0 on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
-        """Free vLLM's memory."""
         with contextlib.suppress(Exception):  # it is being thrown away
             self.llm.engine_core.shutdown()
         self.llm = None
@@ -219,7 +217,6 @@ class VLLMEngine:
     # ---- requests
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request to vLLM's batch (`InferenceEngine.add`)."""
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         self._texts.check(request, options=self.options)
@@ -240,19 +237,16 @@ class VLLMEngine:
             self._llm.abort_request([str(request)])
 
     def step(self) -> list[NewToken]:
-        """Run one step of vLLM and return its tokens."""
         if self._early:
             new, self._early = self._early, []
             return new
         return self._step({}) if self._open else []
 
     def slots(self) -> int:
-        """Return how many requests of a usual length run at once."""
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 
     def load(self) -> EngineLoad:
-        """Return how full vLLM's batch is."""
         running = sum(writing.runs for writing in self._open.values())
         ended = sum(token.finish is not None for token in self._early)
         return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
@@ -276,7 +270,6 @@ class VLLMEngine:
             )
 
     def forget_prefixes(self) -> None:
-        """Forget the keys and values of earlier prompts."""
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
@@ -315,7 +308,6 @@ class VLLMEngine:
             raise StokerError(self._broken)
 
     def stop(self) -> None:
-        """End vLLM and free its memory."""
         self._open.clear()
         if self._llm is not None:
             self._start.end()

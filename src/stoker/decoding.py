@@ -60,13 +60,9 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
     if head and not head.strip(b"\0"):
         return "is damaged: it begins with zero bytes, as after a crash of its host; restore it"
     pairs = len(head) // 2
-    if pairs >= 2 and any(_is_every_other_zero(head[first : 2 * pairs : 2], pairs) for first in (0, 1)):
+    if pairs >= 2 and any(head[first : 2 * pairs : 2].count(0) > 0.8 * pairs for first in (0, 1)):
         return _UTF16
     return "holds binary data, and must be text" if head.count(0) > len(head) // 8 else ""
-
-
-def _is_every_other_zero(half: bytes, pairs: int) -> bool:
-    return half.count(0) > 0.8 * pairs
 
 
 def not_utf8(data: bytes) -> str:

@@ -102,7 +102,6 @@ def use_members():
 
 
 bound_c = Mix.c
-bound_s = Mix.s
 
 
 class Slots:

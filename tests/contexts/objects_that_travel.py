@@ -24,11 +24,6 @@ import msgspec
 import numpy as np
 
 
-@functools.cache
-def cached(x):
-    return x * 2
-
-
 @functools.lru_cache(maxsize=3, typed=True)
 def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
@@ -38,11 +33,6 @@ class WithCache:
     @functools.cache
     def m(self):
         return 5
-
-    @functools.lru_cache
-    @staticmethod
-    def s():
-        return 6
 
     def __init__(self):
         self.c = functools.cache(self.m)
@@ -267,7 +257,6 @@ class Struct(msgspec.Struct):
     a: int = 3
 
 
-use_cache = lambda: cached(2) == 4
 use_fib = lambda: fib(20) == 6765 and fib.cache_parameters() == {"maxsize": 3, "typed": True}
 use_cached_method = lambda: WithCache().m() == 5 and WithCache().c() == 5
 use_singledispatch = lambda: show([1, "a"]) == ["int", "any"]
@@ -292,7 +281,6 @@ use_adapter = lambda: adapter.name == "my.log"
 use_weakkeydict = lambda: len(wkd) == 0
 use_weakvaluedict = lambda: len(wvd) == 0
 use_weakset = lambda: len(ws) == 0
-use_lambda = lambda: lam(1) == 2
 use_generator = lambda: list(gen(3)) == [0, 1, 2]
 use_async = lambda: asyncio.run(co()) == 3
 use_overload = lambda: ov(3) == 3

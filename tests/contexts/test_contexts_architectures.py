@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from lazily import lazily, without_gradients
+from random_models import SMALL, Letters, random_model
 
 torch, transformers, models = lazily("torch", "transformers", "stoker.contexts.language_model")
 
-SMALL = {
-    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL, num_key_value_heads=2),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL, num_key_value_heads=2),
@@ -31,18 +27,6 @@ CONFIGS: dict[str, Any] = {
                                                     layer_types=["sliding_attention"] * 2 + ["full_attention"]),
     "recurrent": lambda: transformers.MambaConfig(vocab_size=128, hidden_size=32, num_hidden_layers=2, state_size=4),
 }  # fmt: skip
-
-
-class Letters:
-    """A tokenizer whose tokens are characters."""
-
-    bos_token, eos_token_id, chat_template = None, 1, None
-
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
-
-    def decode(self, ids: Sequence[int], **options: Any) -> str:
-        return "".join(map(chr, ids))
 
 
 PROMPTS = ["one template: abc", "one template: xyz and more", "one template: q", "another", "one template: abd", "o"]
@@ -67,34 +51,18 @@ def bare_text(model: Any, prompt: str, most: int) -> str:
     return "".join(map(chr, ids[len(prompt) :]))
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_and_texts(name: str) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(7)
-        model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-        for weights in model.parameters():  # large enough that a wrong mask or position would show
-            if weights.dim() > 1:
-                weights.data.normal_(0, 0.3)
-        engine = models.CausalLM(model, Letters())
-        expected = [[bare(model, prompt, label) for label in LABELS] for prompt in PROMPTS]
-        for batch_size in (1, 4, 1):
-            found = engine.label_scores(PROMPTS, LABELS, batch_size=batch_size)
-            for f, e in zip(found, expected, strict=True):
-                assert all(math.isclose(a, b, abs_tol=2e-3) for a, b in zip(f, e, strict=True)), (batch_size, f, e)
-        texts = [bare_text(model, prompt, 5) for prompt in PROMPTS]
-        for batch_size in (1, 3):
-            assert engine.generate(PROMPTS, max_new_tokens=5, batch_size=batch_size) == texts
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_which_share() -> None:
     """Models with plain attention share common prefixes of prompts; the others share nothing."""
-    shares = {}
-    for name, config in CONFIGS.items():
-        engine = models.CausalLM(transformers.AutoModelForCausalLM.from_config(config()).eval(), Letters())
-        engine.label_scores(PROMPTS, LABELS[:1])
-        shares[name] = engine.reused_tokens > 0
-    assert [name for name, found in shares.items() if not found] == ["sliding", "gemma3", "recurrent"]
+    model = random_model(CONFIGS[name]())
+    engine = models.CausalLM(model, Letters())
+    expected = [[bare(model, prompt, label) for label in LABELS] for prompt in PROMPTS]
+    for batch_size in (1, 4):
+        found = engine.label_scores(PROMPTS, LABELS, batch_size=batch_size)
+        for f, e in zip(found, expected, strict=True):
+            assert all(math.isclose(a, b, abs_tol=2e-3) for a, b in zip(f, e, strict=True)), (batch_size, f, e)
+    assert (engine.reused_tokens > 0) == (name not in ("sliding", "gemma3", "recurrent"))
+    texts = [bare_text(model, prompt, 5) for prompt in PROMPTS]
+    for batch_size in (1, 3):
+        assert engine.generate(PROMPTS, max_new_tokens=5, batch_size=batch_size) == texts

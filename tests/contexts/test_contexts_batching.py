@@ -86,6 +86,14 @@ def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
     assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
 
 
+def test_the_next_token_is_due_a_tpot_later() -> None:
+    batch = RunningBatch(BatchLimits())
+    batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
+    for made in range(3):
+        assert batch.due_at == 2.0 + 0.25 * made
+        did_next(batch)
+
+
 def test_without_a_tpot_only_the_first_token_is_due() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
@@ -142,14 +150,6 @@ def test_what_is_due_first_is_read_first() -> None:
     assert batch.due_at == 5.0
     order = [step.requests[0] for step in run(batch, {1: 1, 2: 1, 3: 1})]
     assert order == [3, 2, 1]
-
-
-def test_the_next_token_is_due_a_tpot_later() -> None:
-    batch = RunningBatch(BatchLimits())
-    batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
-    for made in range(3):
-        assert batch.due_at == 2.0 + 0.25 * made
-        did_next(batch)
 
 
 def test_requests_wait_for_memory_and_grow_into_it() -> None:
@@ -252,11 +252,7 @@ def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, roo
 def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
-    assert (paged.longest_row(), BatchLimits(cache_tokens=100).longest_row(), BatchLimits().longest_row()) == (
-        96,
-        64,
-        0,
-    )
+    assert [limits.longest_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [96, 64, 0]
     assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
     assert "a row of 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 

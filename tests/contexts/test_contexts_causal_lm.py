@@ -8,7 +8,6 @@ import gc
 import importlib.util
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from typing import Any
 import pytest
 from lazily import lazily, without_gradients
 from polling import PATIENCE_S
+from tiny_encoder import load_recipe
 from tiny_model import write_tiny_model
 
-from stoker.contexts import ambient, causal_lm
+from stoker.contexts import causal_lm
 from stoker.contexts.causal_lm import default_model
-from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError
 
 torch, language_model = lazily("torch", "stoker.contexts.language_model", needs="transformers")
@@ -50,17 +49,9 @@ def snapshots(request: pytest.FixtureRequest) -> Path:
 
 
 def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
-    before = os.environ.get("STOKER_SNAPSHOTS")
-    os.environ["STOKER_SNAPSHOTS"] = str(snapshots)
-    try:
-        ambient.enter_library(device=device)
-        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
-    finally:
-        ambient.leave_library()
-        if before is None:
-            del os.environ["STOKER_SNAPSHOTS"]
-        else:
-            os.environ["STOKER_SNAPSHOTS"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SNAPSHOTS", str(snapshots))
+        return load_recipe(recipe, device=device)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +69,11 @@ def real(snapshots: Path) -> Any:
 @pytest.fixture(autouse=True)
 def fresh(model: Any) -> None:
     model.forget_prefixes()
+
+
+def close(found: list[list[float]], expected: list[list[float]], *, limit: float = 2e-3) -> bool:
+    pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+    return all(abs(f - e) <= limit for f, e in pairs)
 
 
 @without_gradients
@@ -100,19 +96,9 @@ def really_expected(real: Any) -> list[list[float]]:
     return [[bare_score(real, prompt, label) for label in LABELS] for prompt in PROMPTS]
 
 
-def close(found: list[list[float]], expected: list[list[float]]) -> bool:
-    pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
-    return all(math.isclose(f, e, abs_tol=2e-3) for f, e in pairs)
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
-
-
-@pytest.mark.long
-def test_scores_of_a_real_model(real: Any, really_expected: list[list[float]]) -> None:
-    assert close(real.label_scores(PROMPTS, LABELS, batch_size=16), really_expected)
 
 
 def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
@@ -131,34 +117,6 @@ def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[
     before = model.reused_tokens
     assert close(model.label_scores(rest[1:], LABELS, prefix=TEMPLATE, batch_size=4), expected[1:])
     assert model.reused_tokens - before >= 2 * (model.count_tokens(TEMPLATE) - 1)
-
-
-def test_templates_side_by_side(model: Any) -> None:
-    """Prompts of several templates in one call and one batch."""
-    templates = (TEMPLATE, "Quite another question:\n", "")
-    prompts = [f"{template}{claim}\n=" for claim in CLAIMS[:2] for template in templates]
-    found = model.label_scores(prompts, LABELS[1:3], batch_size=4)
-    assert close(found, [[bare_score(model, prompt, label) for label in LABELS[1:3]] for prompt in prompts])
-
-
-def test_labels_one_a_row_give_the_same(model, expected, monkeypatch):
-    """The way taken for architectures that do not heed a tree mask."""
-    assert model._runner._takes_trees((1, 2, 3, 4, 5, 6))
-    monkeypatch.setattr(model._runner, "_trees", False)
-    for batch_size in (1, 3):
-        model.forget_prefixes()
-        assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
-
-
-def test_without_a_cache_that_can_be_shared(model, expected, monkeypatch):
-    """The way taken for architectures with sliding windows or recurrent layers."""
-    static = language_model.CausalLM(model.model, model.tokenizer, engine="static")
-    texts = model.generate(PROMPTS[:2], max_new_tokens=3)
-    assert static.generate(PROMPTS[:2], max_new_tokens=3) == texts
-    monkeypatch.setattr(static._runner, "shares", False)
-    assert close(static.label_scores(PROMPTS, LABELS, batch_size=2), expected)
-    assert static.generate(PROMPTS[:2], max_new_tokens=3) == texts
-    static.close()
 
 
 def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
@@ -184,9 +142,8 @@ def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) ->
     assert model.label_scores([], LABELS) == []
 
 
-@pytest.mark.parametrize(("which", "batch_size"), [("model", 1), ("model", 3), ("real", 3)])
-def test_greedy_texts_are_those_of_transformers(request: pytest.FixtureRequest, which: str, batch_size: int) -> None:
-    model = request.getfixturevalue(which)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_texts_are_those_of_transformers(model: Any, batch_size: int) -> None:
     expected = []
     for prompt in PROMPTS:
         ids = model.tokenizer(prompt, return_tensors="pt")
@@ -207,14 +164,16 @@ def test_draws_depend_on_the_seed_alone(model: Any) -> None:
 
 
 def test_texts_end_where_they_should(real: Any) -> None:
-    model = real
     counting = ["One, two, three, four,"]
-    full = model.generate(counting, max_new_tokens=12)[0]
+    full = real.generate(counting, max_new_tokens=9)[0]
     assert "six" in full
-    assert model.generate(counting, max_new_tokens=12, stop=[" six", "never"]) == [full[: full.index(" six")]]
-    answer = model.generate([model.chat("Say hi.", system="Be brief.")], max_new_tokens=60)[0]
+    assert real.generate(counting, max_new_tokens=9, stop=[" six", "never"]) == [full[: full.index(" six")]]
+    answer = real.generate([real.chat("Say hi.", system="Be brief.")], max_new_tokens=60)[0]
     assert "<|im_end|>" not in answer
-    assert model.count_tokens(answer) < 60
+    assert real.count_tokens(answer) < 60
+
+
+def test_options_that_no_engine_follows_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
         model.generate(PROMPTS, max_new_tokens=0)
     with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
@@ -232,9 +191,13 @@ def test_pieces_are_the_text(model: Any) -> None:
     assert "".join(model.stream(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3)) == (
         model.complete(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3).text
     )
-    for wrong, says in ((("",), "empty"), ((["a"],), "one text"), (("word " * 9000,), "the model reads")):
-        with pytest.raises(ValueError, match=says):
-            model.stream(*wrong)
+    assert 0 < model.longest < 9000
+    for wrong, says in (("", "empty"), (["a"], "one text"), ("word " * 9000, "the model reads")):
+        for stream in (model.stream, model.stream_completion):
+            with pytest.raises(ValueError, match=says):
+                stream(wrong)
+    with pytest.raises(ValueError, match="JSON schema"):
+        next(model.stream_completion(PROMPTS[0], json_schema="{}"))
 
 
 def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
@@ -269,14 +232,6 @@ def test_a_completion_that_is_streamed_has_the_facts_of_the_whole_one(model: Any
     assert [token.finish_reason for token in tokens] == [*[""] * (len(tokens) - 1), whole.finish_reason]
     assert len(tokens) == whole.completion_tokens
     assert [one[0] for token in tokens for one in token.logprobs] == [one[0] for one in whole.logprobs]
-
-
-def test_a_refused_stream_raises_before_its_first_token(model: Any) -> None:
-    assert 0 < model.longest < 9000
-    with pytest.raises(ValueError, match="the model reads"):
-        model.stream_completion("word " * 9000)
-    with pytest.raises(ValueError, match="JSON schema"):
-        next(model.stream_completion(PROMPTS[0], json_schema="{}"))
 
 
 def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
@@ -365,9 +320,10 @@ def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:
         model.resize(device_memory_bytes=model.memory().weights_bytes + 2_500_000_000)
 
 
-@pytest.mark.usefixtures("real")
-def test_folder_checkpoint_and_snapshot_are_one_model(snapshots, tmp_path, really_expected):
+def test_folder_checkpoint_and_snapshot_are_one_model(snapshots, tmp_path, real, really_expected):
     made, expected = snapshot_of_model(snapshots), really_expected
+    assert real.origin.startswith("snapshot")
+    assert close(real.label_scores(PROMPTS[:2], LABELS, batch_size=2), expected[:2])
     folder = tmp_path / "model"
     folder.mkdir()
     for part in made.iterdir():
@@ -382,6 +338,7 @@ def test_folder_checkpoint_and_snapshot_are_one_model(snapshots, tmp_path, reall
     half = load(causal_lm(folder, dtype="bfloat16"), snapshots)
     assert half.model.dtype == torch.bfloat16
     assert half.label_scores(PROMPTS[:1], LABELS)[0][0] == pytest.approx(expected[0][0], abs=0.5)
+    assert "made earlier" in load(causal_lm(), snapshots).origin
 
 
 def snapshot_of_model(snapshots: Path) -> Path:
@@ -389,12 +346,6 @@ def snapshot_of_model(snapshots: Path) -> Path:
     return next(
         path for path in snapshots.iterdir() if path.is_dir() and digest in path.name and "float32" in path.name
     )
-
-
-def test_the_second_load_uses_the_snapshot(real: Any, snapshots: Path) -> None:
-    assert real.origin.startswith("snapshot")
-    again = load(causal_lm(), snapshots)
-    assert "made earlier" in again.origin
 
 
 def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
@@ -410,6 +361,8 @@ def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
     assert causal_lm(snapshot=False).key != recipe.key
     assert causal_lm(memory="2 GB").needs.memory_bytes == 2 * 10**9
     assert causal_lm("HuggingFaceTB/SmolLM2-135M").objects == ()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
+    assert "transformers:Qwen3ForCausalLM" in causal_lm(tmp_path).preload
 
 
 def test_graphs_are_an_option_of_the_continuous_engine() -> None:
@@ -449,11 +402,6 @@ def test_models_that_are_none(tmp_path: Path) -> None:
         causal_lm(dtype="int4")
 
 
-def test_architecture_is_preloaded(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
-    assert "transformers:Qwen3ForCausalLM" in causal_lm(tmp_path).preload
-
-
 @pytest.fixture(scope="module")
 def cuda() -> None:
     if not torch.cuda.is_available():
@@ -470,6 +418,5 @@ def test_on_a_gpu(snapshots: Path, really_expected: list[list[float]], dtype: st
     for batch_size in (1, 3):
         there.forget_prefixes()
         found = there.label_scores(PROMPTS, LABELS, batch_size=batch_size)
-        pairs = [(f, e) for fs, es in zip(found, really_expected, strict=True) for f, e in zip(fs, es, strict=True)]
-        assert all(abs(f - e) < limit for f, e in pairs)
+        assert close(found, really_expected, limit=limit)
     assert len(there.generate(PROMPTS, max_new_tokens=8, batch_size=3)) == 3

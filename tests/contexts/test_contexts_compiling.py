@@ -22,7 +22,6 @@ from stoker.contexts.loading import load_context
 from stoker.errors import ContextError
 
 compiling = lazily("stoker.contexts.compiling", needs="torch transformers")
-artifacts = lazily("stoker.contexts.compiling", needs="torch transformers")
 BACKEND = "stoker.contexts.compiling.BACKEND"
 TEXTS = ["paris lies in france", "water boils", "paris"]
 
@@ -164,14 +163,14 @@ class Compile:
 def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> None:
     compile, offers = Compile(), list[tuple[str, str, float]]()
     ambient.enter_library(offer=lambda *offer: offers.append(offer))
-    made, how = artifacts.compile_once("compiled-x", compile)
+    made, how = compiling.compile_once("compiled-x", compile)
     assert (made, compile.anew) == ("made", 1)
     assert "just compiled" in how
     place = snapshot_folder() / "compiled-x"
     files = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
     assert files == ["cache", "cache/here", "cache/kernel.so", "stoker-snapshot.json"]
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    made, how = artifacts.compile_once("compiled-x", compile)
+    made, how = compiling.compile_once("compiled-x", compile)
     assert (made, compile.anew) == ("made", 1)
     assert "compiled earlier" in how
     after = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
@@ -185,7 +184,7 @@ def test_what_another_pilot_has_compiled_is_used(state: Path, tmp_path: Path) ->
     compile(there / "cache")
     (there / "stoker-snapshot.json").write_text(json.dumps({"made_s": 27.0}))
     ambient.enter_library(objects={"compiled-x": str(there)})
-    made, how = artifacts.compile_once("compiled-x", compile)
+    made, how = compiling.compile_once("compiled-x", compile)
     assert (made, how, compile.anew) == ("made", "another pilot compiled it in 27 s", 1)
 
 
@@ -198,8 +197,8 @@ def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path
     objects = {"compiled-x": str(there)} if from_peer else {}
     ambient.enter_library(objects=objects, offer=lambda form, *_: offers.append(form))
     compile = Compile("elsewhere")
-    assert "just compiled" in artifacts.compile_once("compiled-x", compile)[1]
-    assert "compiled earlier" in artifacts.compile_once("compiled-x", compile)[1]
+    assert "just compiled" in compiling.compile_once("compiled-x", compile)[1]
+    assert "compiled earlier" in compiling.compile_once("compiled-x", compile)[1]
     assert compile.anew == 1, "it is compiled once, and not at each load"
     assert (snapshot_folder() / "compiled-x" / "cache" / "elsewhere").exists()
     assert offers == ["compiled-x"] * 2
@@ -207,10 +206,10 @@ def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path
 
 def test_a_damaged_artifact_is_compiled_again(state, caplog):
     compile = Compile()
-    artifacts.compile_once("compiled-x", compile)
+    compiling.compile_once("compiled-x", compile)
     kernel = snapshot_folder() / "compiled-x" / "cache" / "kernel.so"
     kernel.write_text("co")
-    made, how = artifacts.compile_once("compiled-x", compile)
+    made, how = compiling.compile_once("compiled-x", compile)
     assert (made, compile.anew) == ("made", 2)
     assert "just compiled" in how
     assert "invalid ELF header" in caplog.text
@@ -221,7 +220,7 @@ def test_a_disk_that_takes_nothing_costs_the_artifact_alone(state, monkeypatch, 
     (tmp_path / "a-file").touch()
     monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "a-file" / "below"))
     compile = Compile()
-    assert artifacts.compile_once("compiled-x", compile) == ("made", "just compiled, and not kept")
+    assert compiling.compile_once("compiled-x", compile) == ("made", "just compiled, and not kept")
     assert compile.anew == 1
     assert "is not kept in" in caplog.text
 
@@ -231,7 +230,7 @@ def test_an_error_of_the_compiler_is_not_taken_for_one_of_the_disk(state: Path) 
         raise OSError("g++: command not found")
 
     with pytest.raises(OSError, match="command not found"):
-        artifacts.compile_once("compiled-x", compile)
+        compiling.compile_once("compiled-x", compile)
 
 
 _REAL = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,8 +161,14 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path) -> None:
-    model = load(judge)
+@pytest.fixture(scope="module")
+def classifier(judge: Path) -> Any:
+    return load(judge)
+
+
+def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path, classifier: Any) -> None:
+    model = classifier
+    assert same(model.embed(TEXTS), by_hand(judge, TEXTS)), "a model that classifies embeds too"
     found = model.classify(TEXTS)
     assert model.labels == ["true", "false", "neither"]
     for text, shares in zip(TEXTS, found, strict=True):
@@ -174,13 +178,12 @@ def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path) -> None
         assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_a_pair_of_texts_is_read_as_one(judge: Path) -> None:
-    model = load(judge)
-    (shares,) = model.classify([("paris lies in france", "the claim is true")])
+def test_a_pair_of_texts_is_read_as_one(judge: Path, classifier: Any) -> None:
+    (shares,) = classifier.classify([("paris lies in france", "the claim is true")])
     expected = scores_by_hand(judge, "paris lies in france", "the claim is true").softmax(dim=0)
     assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
     with pytest.raises(ValueError, match="some texts are pairs and some are not"):
-        model.classify([("paris", "true"), "paris"])
+        classifier.classify([("paris", "true"), "paris"])
 
 
 @pytest.mark.parametrize(
@@ -196,10 +199,6 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, 
     assert list(found.values()) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_a_model_that_classifies_embeds_too(judge: Path) -> None:
-    assert same(load(judge).embed(TEXTS), by_hand(judge, TEXTS))
-
-
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
@@ -213,9 +212,6 @@ def test_a_model_that_classifies_embeds_too(judge: Path) -> None:
 def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ask(model)
-
-
-def test_nothing_in_is_nothing_out(model: Any) -> None:
     assert model.embed([]) == []
 
 
@@ -244,13 +240,3 @@ def test_a_recipe_names_its_model_and_what_it_wants_ahead(folder: Path, model: A
     assert (recipe.slots, recipe.needs.memory_bytes) == (0, 2 * 10**9)
     assert slots_of(recipe, model, device_memory_bytes=0) == 16
     assert encoder(folder, slots=2).slots == 2
-
-
-def test_writing_a_recipe_loads_no_gpu_library(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    program = (
-        "import sys; import stoker.contexts.encoder; from stoker import encoder;"
-        f" encoder({str(tmp_path)!r}); stoker.contexts.encoder({str(tmp_path)!r});"
-        " assert not {'torch', 'transformers'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

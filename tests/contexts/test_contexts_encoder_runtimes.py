@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tiny_encoder import load_encoder as load
+from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import EncoderProfile, encoder, encoder_family, keep_encoder_profile, token_counter
 from stoker.contexts.length_profiles import LengthTime
@@ -56,12 +58,8 @@ def test_every_batch_has_the_shape_of_the_runtime(folder: Path) -> None:
     assert shapes == [dict.fromkeys(names, (4, 12))] * 3
 
 
-def test_a_runtime_classifies_as_any_encoder_does(tmp_path: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    config = BertConfig.from_pretrained(folder, num_labels=3)
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "judge")
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "judge")
+def test_a_runtime_classifies_as_any_encoder_does(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path / "judge", head=True, num_labels=3)
     pairs = [("paris lies in france", "water boils"), ("water", "paris")]
     expected = load(tmp_path / "judge").classify(pairs)
     for found, shares in zip(load(tmp_path / "judge", length=16, batch=3).classify(pairs), expected, strict=True):
@@ -199,9 +197,10 @@ def test_a_model_without_a_tokenizer_file_says_what_is_missing(tmp_path: Path) -
             token_counter(str(tmp_path))("paris")
 
 
-def test_counting_and_a_family_load_no_gpu_library(folder: Path, tmp_path: Path) -> None:
+def test_recipes_counts_and_families_load_no_gpu_library(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from stoker import encoder_family;"
+        "import sys; import stoker.contexts.encoder; from stoker import encoder, encoder_family;"
+        f" encoder({str(folder)!r}); stoker.contexts.encoder({str(folder)!r});"
         f" family = encoder_family({str(folder)!r}, lengths=[8, 16]);"
         " assert 'tokenizers' not in sys.modules; assert family.count(['paris']) == 3;"
         " assert not {'torch', 'transformers'} & sys.modules.keys()"
@@ -276,11 +275,6 @@ def test_other_mistakes_are_told_where_they_are_made(folder: Path, tmp_path: Pat
         encoder_family(folder, lengths=[8], texts=["paris"])
     with pytest.raises(RecipeError, match=r"lengths=\[\.\.\.\]"):
         encoder_family(folder, length=8)
-
-
-def test_a_sentence_models_own_limit_counts(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(folder, tmp_path / "sentences")
     (tmp_path / "sentences" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
     with pytest.raises(RecipeError, match="sentences reads 12 tokens at most"):

@@ -11,54 +11,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from memoryless_engine import MemorylessEngine
+from memoryless_engine import CountingEngine
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.inference.adapter import (
-    EngineLoad,
-    EngineWork,
-    Finish,
-    GenerationRequest,
-    NewToken,
-    Sampling,
-    offer_turns,
-)
+from stoker.contexts.inference.adapter import EngineWork, NewToken, Sampling, offer_turns
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 
-class GatedEngine(MemorylessEngine):
-    """Each request writes two tokens; a step waits until the test lets it."""
-
-    name = "gated"
+class GatedEngine(CountingEngine):
+    """A step waits until the test lets it."""
 
     def __init__(self) -> None:
-        self.open: dict[int, int] = {}
-        self.steps = threading.Semaphore(0)
-        self.stopped = False
-
-    def add(self, request: GenerationRequest) -> None:
-        self.open[request.id] = 0
+        super().__init__()
+        self.let = threading.Semaphore(0)
 
     def step(self) -> list[NewToken]:
-        assert self.steps.acquire(timeout=30)
-        found = [NewToken(id, 7, "x", Finish.LENGTH if made else None) for id, made in self.open.items()]
-        self.open = {id: 1 for id, made in self.open.items() if not made}
-        return found
-
-    def abort(self, request: int) -> None:
-        self.open.pop(request, None)
-
-    def slots(self) -> int:
-        return 8
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(running=len(self.open))
-
-    def stop(self) -> None:
-        self.open.clear()
-        self.stopped = True
+        assert self.let.acquire(timeout=30)
+        return super().step()
 
 
 @pytest.fixture
@@ -101,15 +72,15 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
     work = until(board, rows=0, prompts=1)
     assert (list(work.prompts), work.taken_up, work.peak_tokens) == ([(9, 1e9, 0.5)], 1, 9)
-    engine.steps.release()
+    engine.let.release()
     work = until(board, rows=1, prompts=0)
     assert (work.length, work.due_at, work.tpot_s, work.late_at) == (10.0, 1e9 + 0.5, 0.5, math.inf)
-    engine.steps.release()
+    engine.let.release()
     assert len(list(asked.tokens())) == 2
     assert until(board, rows=0, prompts=0).taken_up == 1
     thread.submit((1,) * 9, Sampling(max_new_tokens=2))
     assert until(board, rows=0, prompts=1).peak_tokens == 11  # such requests write two tokens in the mean
-    engine.steps.release(5)
+    engine.let.release(5)
     assert until(board, rows=0, prompts=0).taken_up == 2
     thread.close()
 
@@ -122,7 +93,7 @@ def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -
             thread = EngineThread(lambda engine=engine: engine)  # type: ignore[misc]
             asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2))
             until(board, rows=0, prompts=1)
-            engine.steps.release(2)
+            engine.let.release(2)
             assert len(list(asked.tokens())) == 2
             assert len(seen.rows()) == 1
             thread.close()
@@ -149,7 +120,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     try:
         thread = EngineThread(lambda: engine)
         thread.submit((1,), Sampling(max_new_tokens=2))
-        engine.steps.release(2)
+        engine.let.release(2)
         assert thread.engine is engine
         thread.close()
     finally:
@@ -176,7 +147,7 @@ def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
             done.append("leaves")
 
     engine = GatedEngine()
-    engine.steps.release(2)
+    engine.let.release(2)
     offer_turns(NotedTurns)
     try:
         thread = EngineThread(lambda: engine)

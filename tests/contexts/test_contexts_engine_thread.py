@@ -9,60 +9,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from memoryless_engine import MemorylessEngine
+from memoryless_engine import CountingEngine
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
-from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, Finish, NewToken, Sampling
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.errors import StokerError
-
-
-class CountingEngine(MemorylessEngine):
-    """An engine without a model: a request of prompt `(n,)` writes n, n + 1, ... Its steps wait for the `gate`."""
-
-    name = "counting"
-
-    def __init__(self) -> None:
-        self.open: dict[int, tuple[GenerationRequest, int]] = {}
-        self.most_running = 0
-        self.gate = threading.Event()
-        self.gate.set()
-        self.steps = 0
-        self.broken: Exception | None = None
-        self.stopped = False
-
-    def add(self, request: GenerationRequest) -> None:
-        if request.prompt == (0,):
-            raise ValueError("no prompt may be zero")
-        self.open[request.id] = (request, 0)
-
-    def step(self) -> list[NewToken]:
-        assert self.gate.wait(30)
-        self.steps += 1
-        if self.broken is not None:
-            raise self.broken
-        self.most_running = max(self.most_running, len(self.open))
-        new = []
-        for id, (request, made) in list(self.open.items()):
-            last = made + 1 == request.sampling.max_new_tokens
-            new.append(NewToken(id, request.prompt[0] + made, "x", Finish.LENGTH if last else None))
-            self.open[id] = (request, made + 1)
-            if last:
-                del self.open[id]
-        return new
-
-    def abort(self, request: int) -> None:
-        self.open.pop(request, None)
-
-    def slots(self) -> int:
-        return 8
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(running=len(self.open))
-
-    def stop(self) -> None:
-        self.stopped = True
 
 
 @pytest.fixture
@@ -298,7 +251,7 @@ def test_a_forked_child_is_told(thread: EngineThread, ask: str) -> None:
 
 DROPS = """
 import threading, time
-from test_contexts_engine_thread import CountingEngine
+from memoryless_engine import CountingEngine
 from stoker.contexts.inference.engine_thread import EngineThread
 
 begun = threading.Event()
@@ -322,7 +275,7 @@ begun.wait(30)
 
 def test_a_program_ends_after_a_dropped_engine_freed_its_model() -> None:
     """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
-    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    paths = os.pathsep.join(sys.path)
     said = subprocess.run(
         [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
         timeout=60, check=False,

@@ -50,19 +50,6 @@ def test_slots_may_be_left_to_the_loaded_context() -> None:
     assert context(load)().key == context(slots=1)(load)().key != context(slots="auto")(load)().key
 
 
-def test_nothing_is_loaded_until_it_is() -> None:
-    ran = []
-
-    @context
-    def loader() -> str:
-        ran.append(1)
-        return "here"
-
-    recipe = loader()
-    assert ran == []
-    assert load_context(recipe, {}) == "here"
-
-
 def test_the_key_is_of_the_content() -> None:
     assert plain("a").key == plain("a").key
     assert plain("a", n=4).key != plain("a").key
@@ -73,6 +60,11 @@ def test_the_key_is_of_the_content() -> None:
 
 
 def test_recipes_load() -> None:
+    ran: list[int] = []
+    recipe = context(lambda: ran.append(1))()
+    assert ran == [], "nothing is loaded until it is"
+    load_context(recipe, {})
+    assert as_recipe(recipe) is recipe
     assert load_context(plain("a", n=5), {}) == {"path": "a", "n": 5}
     assert load_context(recipe_of(lambda x, y=1: (x, y), [1], {"y": 2}), {}) == (1, 2)
     assert load_context(recipe_of(functools.partial(max, 3), [5]), {}) == 5
@@ -134,16 +126,8 @@ def test_a_factory_travels() -> None:
 def test_mistakes_are_told(make: Any, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         make()
-
-
-def test_a_forgotten_call_is_told() -> None:
     with pytest.raises(AttributeError, match=r"call it first: plain\(\.\.\.\)"):
         plain.key  # noqa: B018
-
-
-def test_as_recipe_takes_recipes() -> None:
-    recipe = plain("a")
-    assert as_recipe(recipe) is recipe
 
 
 def test_files_become_objects(tmp_path: Path) -> None:
@@ -185,23 +169,22 @@ def test_files_by_path(tmp_path: Path) -> None:
     assert load_context(recipe, {recipe.objects[0].name: "/local"}) == ("/local", "x")
 
 
-@pytest.mark.parametrize("given", ["/no/such/file", 3])
-def test_files_that_are_none(given: Any) -> None:
-    @context(files="path")
+@pytest.mark.parametrize(
+    ("files", "given", "says"),
+    [
+        ("path", "/no/such/file", "is not there"),
+        ("path", 3, "must be a path"),
+        ("path", "", "must be a path"),
+        ("pth", "x", "neither a parameter of loader"),
+    ],
+)
+def test_files_that_are_none_are_refused(files: str, given: Any, says: str) -> None:
+    @context(files=files)
     def loader(path: Any) -> None:
         return None
 
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match=says):
         loader(given)
-
-
-def test_a_name_that_is_no_parameter() -> None:
-    @context(files="pth")
-    def loader(path: Any) -> None:
-        return None
-
-    with pytest.raises(RecipeError, match="neither a parameter of loader"):
-        loader("x")
 
 
 def test_preload_is_what_the_loader_imports() -> None:
@@ -266,15 +249,6 @@ def test_a_context_is_no_argument_of_another_one() -> None:
             outer(given)
         with pytest.raises(RecipeError, match="is a context"):
             outer(loaded=given)
-
-
-def test_an_empty_path_among_files_is_refused() -> None:
-    @context(files=("path",))
-    def model(path: str) -> str:
-        return path
-
-    with pytest.raises(RecipeError, match="must be a path"):
-        model("")
 
 
 def test_limits_travel_with_a_recipe_and_are_no_part_of_its_key() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -38,6 +38,14 @@ class Engine:
         return [f"{kind}{row}" for row in rows]
 
 
+def busy(pool: ThreadPoolExecutor, *, kind: str = "k", row: int = 50) -> tuple[Engine, Future[list[str]]]:
+    """An engine that computes one row until its gate opens, and the result."""
+    engine = Engine(is_open=False)
+    first = pool.submit(engine.joined.run, kind, [row], batch_size=8)
+    assert engine.entered.wait(WAIT_S)
+    return engine, first
+
+
 def until_waiting(engine: Engine, rows: int) -> None:
     limit = threading.Event()
     for _ in range(3000):
@@ -58,9 +66,7 @@ def test_results_come_in_order_and_little_is_padded(rows: list[int], batch_size:
 
 
 def test_rows_of_waiting_callers_are_one_batch(pool: ThreadPoolExecutor) -> None:
-    engine = Engine(is_open=False)
-    first = pool.submit(engine.joined.run, "k", [50], batch_size=8)
-    assert engine.entered.wait(WAIT_S)
+    engine, first = busy(pool)
     others = [pool.submit(engine.joined.run, "k", [row, row + 1], batch_size=8) for row in (10, 20, 12)]
     until_waiting(engine, 6)
     engine.gate.set()
@@ -70,9 +76,7 @@ def test_rows_of_waiting_callers_are_one_batch(pool: ThreadPoolExecutor) -> None
 
 
 def test_a_batch_is_as_small_as_any_caller_in_it_wants(pool: ThreadPoolExecutor) -> None:
-    engine = Engine(is_open=False)
-    first = pool.submit(engine.joined.run, "k", [50], batch_size=8)
-    assert engine.entered.wait(WAIT_S)
+    engine, first = busy(pool)
     others = [pool.submit(engine.joined.run, "k", [10] * 4, batch_size=size) for size in (8, 2)]
     until_waiting(engine, 8)
     engine.gate.set()
@@ -85,9 +89,7 @@ def test_a_batch_is_as_small_as_any_caller_in_it_wants(pool: ThreadPoolExecutor)
 
 
 def test_other_kinds_are_computed_apart(pool: ThreadPoolExecutor) -> None:
-    engine = Engine(is_open=False)
-    first = pool.submit(engine.joined.run, "a", [5], batch_size=8)
-    assert engine.entered.wait(WAIT_S)
+    engine, first = busy(pool, kind="a", row=5)
     others = [pool.submit(engine.joined.run, kind, [5], batch_size=8) for kind in "bab"]
     until_waiting(engine, 3)
     engine.gate.set()
@@ -96,10 +98,8 @@ def test_other_kinds_are_computed_apart(pool: ThreadPoolExecutor) -> None:
 
 
 def test_an_error_comes_to_every_caller_of_its_batch_and_to_no_other(pool: ThreadPoolExecutor) -> None:
-    engine = Engine(is_open=False)
+    engine, first = busy(pool, row=500)
     engine.fails_at = 10
-    first = pool.submit(engine.joined.run, "k", [500], batch_size=8)
-    assert engine.entered.wait(WAIT_S)
     poor = [pool.submit(engine.joined.run, "k", rows, batch_size=8) for rows in ([10, 900], [11])]
     until_waiting(engine, 3)
     far = pool.submit(engine.joined.run, "k", [300], batch_size=8)

@@ -84,8 +84,9 @@ def train() -> Config:
 
 
 def test_a_result_leaves_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = of_a_library(train)
-    method = Config.level
+    data, before, method = of_a_library(train), dumps_code(train, what="function"), Config.level
+    assert type(payloads.loads(data, keep_classes=True)) is Config
+    assert dumps_code(train, what="function") == before
     Config.rate, Config.made = 0.5, 7
     back = payloads.loads(data, keep_classes=True)
     assert type(back) is Config
@@ -105,23 +106,12 @@ def test_an_enumeration_and_its_members_stay(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_exception_leaves_its_class_alone() -> None:
     data = of_a_library(fail)
     method = ConfigError.level
+    payloads.dump_exception(ConfigError("too much"))
     ConfigError.rate = 0.5
     error = payloads.load_exception(data)
     assert type(error) is ConfigError
     assert str(error) == "too much"
     assert (ConfigError.rate, ConfigError.level) == (0.5, method)
-
-
-def test_to_dump_an_exception_leaves_its_class_alone() -> None:
-    method = ConfigError.level
-    payloads.dump_exception(ConfigError("too much"))
-    assert ConfigError.level is method
-
-
-def test_a_function_has_the_same_bytes_after_its_result() -> None:
-    before = dumps_code(train, what="function")
-    payloads.loads(of_a_library(train), keep_classes=True)
-    assert dumps_code(train, what="function") == before
 
 
 def test_an_argument_brings_what_the_program_has_set() -> None:

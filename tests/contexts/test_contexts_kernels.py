@@ -122,7 +122,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 def shares(options: Sampling, logits: Any) -> list[float]:
     """How often each token is drawn, in parts of all draws."""
     draw = kernels.TokenDraw(options)
-    counts = Counter(kernels.take_tokens([draw], logits)[0] for _ in range(DRAWS))
+    counts = Counter(kernels.take_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
 
 

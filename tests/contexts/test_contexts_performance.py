@@ -7,7 +7,9 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,20 +109,6 @@ def test_a_damaged_file_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
-def test_a_file_of_another_shape_is_moved_aside(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "p.sqlite"
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE measured (something TEXT)")
-    db.close()
-    store = PerformanceStore(path)
-    store.record_load("r", kind="cpu", load_s=1)
-    assert store.estimates("r")["cpu"].loads == 1
-    store.close()
-    assert list(tmp_path.glob("p.sqlite.damaged-*"))
-
-
 def test_a_file_that_goes_bad_while_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "p.sqlite"
     store = PerformanceStore(path)
@@ -188,13 +176,19 @@ def test_the_oldest_rows_of_a_source_make_room(tmp_path: Path, monkeypatch: pyte
     store.close()
 
 
-def test_a_history_of_another_shape_is_moved_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "table"), [(AvailabilityStore, "stays (id INTEGER)"), (PerformanceStore, "measured (x)")]
+)
+def test_a_file_of_another_shape_is_moved_aside(tmp_path: Path, kind: Any, table: str) -> None:
     path = tmp_path / "a.sqlite"
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE stays (source TEXT, id INTEGER)")
-    db.close()
-    store = AvailabilityStore(path)
-    store.record_stay("backfill", stay_s=1.0, ended="lost")
-    assert len(store.of("backfill").stays) == 1
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"CREATE TABLE {table}")
+    store = kind(path)
+    if kind is AvailabilityStore:
+        store.record_stay("backfill", stay_s=1.0, ended="lost")
+        assert len(store.of("backfill").stays) == 1
+    else:
+        store.record_load("r", kind="cpu", load_s=1)
+        assert store.estimates("r")["cpu"].loads == 1
     store.close()
     assert list(tmp_path.glob("a.sqlite.damaged-*"))

@@ -8,32 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from lazily import lazily, without_gradients
+from random_models import SMALL, Letters, random_model
 
 torch, transformers, models, reading = lazily(
     "torch", "transformers", "stoker.contexts.language_model", "stoker.contexts.reading"
 )
 
-SMALL = {
-    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 CONFIGS: dict[str, Any] = {
-    "llama": lambda: transformers.LlamaConfig(**SMALL, num_key_value_heads=2),
+    "llama": lambda: transformers.LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=64),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64),
     "sliding": lambda: transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6),
 }
 TEXTS = ["a prompt", "b", "a prompt that is much longer than the others", "another"]
 WRITTEN = [("hot is to ", "cold"), ("", "yes"), ("up:", "d"), ("in a longer question, ", "no")]
-
-
-class Letters:
-    """A tokenizer whose tokens are characters."""
-
-    bos_token, eos_token_id, chat_template = None, 1, None
-
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        assert not add_special_tokens
-        return {"input_ids": [list(ids(text)) for text in texts]}
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -51,12 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine(name: str) -> models.CausalLM:
-    torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    for weights in model.parameters():  # large enough that a wrong mask or position would show
-        if weights.dim() > 1:
-            weights.data.normal_(0, 0.3)
-    return models.CausalLM(model, Letters())
+    return models.CausalLM(random_model(CONFIGS[name]()), Letters())
 
 
 @without_gradients

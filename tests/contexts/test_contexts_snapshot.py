@@ -123,7 +123,7 @@ def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
     for racer in racers:
         assert racer.stdout is not None
@@ -136,7 +136,7 @@ def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
     for racer in racers:
         made.append(racer.communicate(timeout=60)[0].strip())
         assert racer.returncode == 0
-    assert sorted(made) == ["False", "False", "True"]
+    assert sorted(made) == ["False", "True"]
     assert log.read_text() == "converted\n"
 
 

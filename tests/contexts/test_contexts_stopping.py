@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from lazily import lazily
 from polling import PATIENCE_S, polls
-from tiny_encoder import write_tiny_encoder
+from tiny_encoder import load_encoder, load_recipe, write_tiny_encoder
 from tiny_model import write_tiny_model
 
-from stoker.contexts import ambient, causal_lm, encoder
+from stoker.contexts import ambient, causal_lm
 from stoker.contexts.ambient import CallStop, Evicted, comes_of_stop
-from stoker.contexts.loading import load_context
 
 torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
@@ -33,28 +32,18 @@ def until(true: Callable[[], Any], *, why: str) -> None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def load(recipe: Any) -> Any:
-    ambient.enter_library(device="cpu")
-    try:
-        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
-    finally:
-        ambient.leave_library()
-
-
 @pytest.fixture(scope="module", params=["continuous", "static"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(folder, ends=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SNAPSHOTS", str(tmp_path_factory.mktemp("snapshots")))
-        return load(causal_lm(folder, engine=request.param))
+        return load_recipe(causal_lm(folder, engine=request.param))
 
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("encoders") / "tiny"
-    write_tiny_encoder(folder)
-    return load(encoder(folder))
+    return load_encoder(write_tiny_encoder(tmp_path_factory.mktemp("encoders") / "tiny"))
 
 
 class RunningCall(threading.Thread):
@@ -102,11 +91,14 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("in_thread", [False, True], ids=["its own thread", "a thread of the user's"])
-def test_requests_leave_the_engine_and_others_go_on(model: Any, method: str, in_thread: bool) -> None:
-    alone = "".join(model.stream("xyz", max_new_tokens=300))
-    other = model.stream("xyz", max_new_tokens=300)
+@pytest.fixture(scope="module")
+def alone(model: Any) -> str:
+    return "".join(model.stream("xyz", max_new_tokens=100))
+
+
+@pytest.mark.parametrize(("method", "in_thread"), [*((method, False) for method in METHODS), ("complete", True)])
+def test_requests_leave_the_engine_and_others_go_on(model: Any, alone: str, method: str, in_thread: bool) -> None:
+    other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
     call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
     if model.engine == "static":  # its next batch begins when this one ends

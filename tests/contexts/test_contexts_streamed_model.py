@@ -53,15 +53,11 @@ def assert_same(found, expected) -> None:
         assert torch.equal(found[name].cpu(), tensor), name
 
 
-def threads_here() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("stoker-weights")]
-
-
 def open_files() -> list[str]:
     return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1024, 1 << 16]), readers=st.integers(1, 4))
 def test_any_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, readers):
     folder = tmp_path_factory.mktemp("any")
@@ -70,7 +66,7 @@ def test_any_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, 
     assert_same(found, made(spec))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1 << 16]), wanted=st.sampled_from(FLOATING))
 def test_floating_weights_are_converted_and_others_kept(tmp_path_factory, spec, buffer_bytes, wanted):
     folder = tmp_path_factory.mktemp("converted")
@@ -99,21 +95,10 @@ def test_shards_are_read_by_their_index(tmp_path):
             {name: weights[name] for name in weights if shard_of[name] == shard}, tmp_path / shard
         )
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shard_of}))
-    assert_same(streamed(tmp_path), weights)
-
-
-def test_a_tensor_larger_than_all_buffers_is_read(tmp_path):
-    weights = {"large": torch.randn(300_001), "small": torch.randn(3)}
-    safetensors_torch.save_file(weights, tmp_path / "model.safetensors")
-    assert_same(streamed(tmp_path, buffer_bytes=4096, readers=3), weights)
-
-
-def test_size_and_rate_are_told(tmp_path):
-    safetensors_torch.save_file({"a": torch.zeros(1_000_000)}, tmp_path / "model.safetensors")
     with streamed_model.WeightStream(streamed_model.stored_tensors(tmp_path), device="cpu") as stream:
-        stream.wait()
-    assert stream.size_bytes == 4_000_000
-    assert stream.told().startswith("4.0 MB of weights in ")
+        assert_same(stream.wait(), weights)
+    assert stream.size_bytes == 252
+    assert stream.told().startswith("252 B of weights in ")
     assert stream.told().endswith(" GB/s")
 
 
@@ -146,19 +131,17 @@ def test_file_that_shrinks_while_it_is_read_raises_and_leaves_nothing(tmp_path):
         streamed_model.WeightStream(stored, device="cpu", buffer_bytes=4096, readers=4) as stream,
     ):
         stream.wait()
-    assert threads_here() == []
     assert str(file) not in open_files()
 
 
 def test_device_without_memory_raises_and_leaves_nothing(tmp_path):
     safetensors_torch.save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
     (stored,) = streamed_model.stored_tensors(tmp_path)
-    with (
+    with (  # and `no_thread_is_left`
         pytest.raises(RuntimeError, match="memory"),
         streamed_model.WeightStream([stored._replace(shape=(1 << 60,))], device="cpu") as stream,
     ):
         stream.wait()
-    assert threads_here() == []
 
 
 def test_stream_that_is_left_early_ends_its_threads(tmp_path):
@@ -168,7 +151,6 @@ def test_stream_that_is_left_early_ends_its_threads(tmp_path):
         streamed_model.WeightStream(streamed_model.stored_tensors(tmp_path), device="cpu", buffer_bytes=64),
     ):
         raise KeyError("the tokenizer is missing")
-    assert threads_here() == []
 
 
 @pytest.fixture
@@ -218,7 +200,6 @@ def test_gpu_without_memory_raises_and_keeps_nothing(tmp_path, cuda):
     ):
         stream.wait()
     assert torch.cuda.memory_allocated(cuda) == before
-    assert threads_here() == []
 
 
 SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -293,8 +274,7 @@ def dict_of(model: Any, what: str) -> dict[str, Any]:
     return dict(getattr(model, what)()) if what != "state_dict" else model.state_dict()
 
 
-@pytest.mark.parametrize("wanted", ["auto", "bfloat16"])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("stored", "wanted"), [("float32", "auto"), ("float32", "bfloat16"), ("bfloat16", "auto")])
 @pytest.mark.parametrize("name", ["llama tied", "llama", "qwen2", "gpt2", "bert", "classifier"])
 def test_model_equals_that_of_from_pretrained(tmp_path: Path, name: str, stored: str, wanted: str) -> None:
     save(name, tmp_path, dtype=stored)

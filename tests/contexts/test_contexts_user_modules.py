@@ -55,19 +55,10 @@ FILES = {
 def own_modules() -> Iterator[None]:
     """Remove a test's imports after it."""
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    own = {"shapes", "corners", "nets", "program", "linked", "cm_pack", "cm_plain", "cm_lazy"}
     yield
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in (
-            "shapes",
-            "corners",
-            "nets",
-            "program",
-            "linked",
-            "cm_pack",
-            "cm_plain",
-            "cm_lazy",
-            "__editable___linked_finder",
-        ):
+        if name.partition(".")[0] in own | {"__editable___linked_finder"}:
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
     user_modules._imported_at.clear()
@@ -84,18 +75,18 @@ def written(folder: Path, **changed: str) -> Path:
     return folder
 
 
-def made(folder: Path, name: str) -> Any:
+def made(folder: Path, name: str, code: str = PROGRAM) -> Any:
     """The function of a program in these files' folder; none of the files is imported."""
     program = types.ModuleType("program")
-    exec(compile(PROGRAM, str(folder / "program.py"), "exec"), vars(program))
+    exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
     sys.modules["program"] = program
     return getattr(program, name)
 
 
-def packed(folder: Path, name: str) -> bytes:
+def packed(folder: Path, name: str, code: str = PROGRAM) -> bytes:
     sys.path.insert(0, str(folder))
     try:
-        return dumps_code(made(folder, name), what="function")
+        return dumps_code(made(folder, name, code), what="function")
     finally:
         sys.path.remove(str(folder))
 
@@ -303,17 +294,15 @@ class Model:
 
 def test_arguments_bring_what_their_methods_import(tmp_path: Path) -> None:
     sys.path.insert(0, str(written(tmp_path)))
-    program = types.ModuleType("program")
-    sys.modules["program"] = program
-    exec(compile(ARGUMENTS, str(tmp_path / "program.py"), "exec"), vars(program))
+    model = made(tmp_path, "Model", ARGUMENTS)()
     brought: set[str] = set()
-    data = dumps_arguments(((program.Model(),), {}), brought=brought)
+    data = dumps_arguments(((model,), {}), brought=brought)
     assert brought == {"shapes", "corners"}
     names = frozenset(brought)
     brought.clear()
     function = dumps_code(lambda model: model.sides(), what="function", also=names)
     assert names_carried("key", function) == names
-    light = dumps_arguments(((program.Model(),), {}), by_name=names, brought=brought)
+    light = dumps_arguments(((model,), {}), by_name=names, brought=brought)
     assert not brought
     assert light[:1] != b"M"
     sys.path.remove(str(tmp_path))
@@ -357,14 +346,8 @@ def test_folders_without_init_and_data_files_of_packages(tmp_path: Path) -> None
         tmp_path, nets__plain__leaf="from importlib.resources import files\nTEXT = files('nets') / 'text'\n"
     )
     (folder / "nets" / "text").write_text("beside")
-    sys.path.insert(0, str(folder))
     code = "def read():\n    from nets.plain import leaf\n    return leaf.TEXT.read_text()\n"
-    program = types.ModuleType("program")
-    exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
-    sys.modules["program"] = program
-    data = dumps_code(program.read, what="function")
-    sys.path.remove(str(folder))
-    assert opened(data)() == "beside"
+    assert opened(packed(folder, "read", code))() == "beside"
 
 
 def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:

@@ -1,20 +1,13 @@
 """More wrapper objects, and classes with slots, for test_contexts_payloads.py."""
 
-# ruff: noqa: B019, B024, E731
+# ruff: noqa: B024, E731
 
 import abc
 import dataclasses
 import enum
 import functools
 import json
-import textwrap
 import typing
-
-
-class A:
-    @functools.cache
-    def f(self, n):
-        return n if n < 2 else self.f(n - 1) + self.f(n - 2)
 
 
 class B:
@@ -68,12 +61,6 @@ class GS(typing.Generic[typing.TypeVar("Q")]):
 
 class TN(tuple):
     __slots__ = ()
-
-
-class PS(typing.Protocol):
-    __slots__ = ()
-
-    def f(self): ...
 
 
 class NTM(typing.NamedTuple):
@@ -167,11 +154,6 @@ class WithReg(abc.ABC):
 WithReg.register(dict)
 
 
-class Sup(A):
-    def f(self, n):
-        return super().f(n) + 1
-
-
 class Named(enum.Enum):
     A = 1
 
@@ -210,24 +192,20 @@ class Holder:
     M = _MISS
 
 
-use_method_cache = lambda: A().f(30) == 832040
 use_bound_cache = lambda: b.f(1) == 2 and b.f.__wrapped__.__self__ is b
 use_partial_cache = lambda: p(3) == 8
 use_installed_cache = lambda: lo("3") == 3
-use_installed = lambda: textwrap.dedent("  a") == "a"
 use_wrapped_cache = lambda: kk(3) == 3 and kk.__wrapped__ is k
 use_attr = lambda: k.attr == 5 and k.__name__ == "k" and k.cache_info().hits >= 0
 use_priv = lambda: pv._Priv__x == 1 and pv.y == 2 and pv.z == 3 and Priv().y == 2
 use_gs = lambda: GS[int](3).a == 3
 use_tn = lambda: TN((1, 2)) == (1, 2)
-use_ps = lambda: True
 use_ntm = lambda: NTM(2).dbl() == 4 and NTS(2).dbl() == 4
 use_ntg = lambda: NTG(3).a == 3
 use_dw = lambda: DW() == DW(3, [])
 use_dinh = lambda: DInh(c=5).c == 5 and DInh().a == 3
 use_rec = lambda: even(10)
 use_reg = lambda: issubclass(dict, WithReg)
-use_sup = lambda: Sup().f(1) == 2
 use_named = lambda: Named.A.cp == 7 and Named.get() is Named.A
 use_efn = lambda: EFn.ADD.value(1) == 2
 use_dcls = lambda: Dcls.s("") == "a"

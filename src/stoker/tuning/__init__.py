@@ -34,65 +34,29 @@ if TYPE_CHECKING:
     from stoker.tuning.pace import is_over, read_paces
 
 __all__ = [
-    "RESULT",
-    "SHIPPED_PROMPTS",
-    "BankPlace",
-    "Candidate",
-    "Job",
-    "Metric",
-    "Order",
-    "Sample",
-    "Saved",
-    "Tuned",
-    "digest_job",
-    "digest_samples",
-    "fill_bank",
-    "is_over",
-    "pack",
-    "read_candidates",
-    "read_job",
-    "read_paces",
-    "read_samples",
-    "refuse_unreachable",
-    "run_job",
-    "split",
-    "unpack",
-    "write_tuned",
-]
+    "RESULT", "SHIPPED_PROMPTS", "BankPlace", "Candidate", "Job", "Metric", "Order", "Sample", "Saved", "Tuned",
+    "digest_job", "digest_samples", "fill_bank", "is_over", "pack", "read_candidates", "read_job", "read_paces",
+    "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
+]  # fmt: skip
 
 _HOME = {
-    "BankPlace": "order",
-    "Candidate": "bank.candidates",
-    "Job": "job",
-    "Metric": "job",
-    "Order": "order",
-    "RESULT": "order",
-    "SHIPPED_PROMPTS": "bank.candidates",
-    "Sample": "job",
-    "Saved": "order",
-    "Tuned": "order",
-    "digest_job": "job",
-    "digest_samples": "job",
-    "fill_bank": "call",
-    "is_over": "pace",
-    "pack": "order",
-    "read_candidates": "bank.candidates",
-    "read_job": "job",
-    "read_paces": "pace",
-    "read_samples": "job",
-    "refuse_unreachable": "metrics",
-    "run_job": "call",
-    "split": "job",
-    "unpack": "order",
-    "write_tuned": "order",
+    name: f"stoker.tuning.{module}"
+    for module, names in {
+        "bank.candidates": "SHIPPED_PROMPTS Candidate read_candidates",
+        "call": "fill_bank run_job",
+        "job": "Job Metric Sample digest_job digest_samples read_job read_samples split",
+        "metrics": "refuse_unreachable",
+        "order": "RESULT BankPlace Order Saved Tuned pack unpack write_tuned",
+        "pace": "is_over read_paces",
+    }.items()
+    for name in names.split()
 }
-"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'stoker.tuning' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"stoker.tuning.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -1,14 +1,13 @@
 """One job as a call on a library: the gang meets, chooses the initial prompt, tunes, and stores the tuned prompt.
 
-**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank
-must be worth its time (`pace.BUDGET`). Its time is known in advance: it scores a fixed number of candidates
-(`lookup.default_limit`), and the seconds per score are stored with the bank for each kind of device and number of
-virtual tokens. If they are unknown, a few scores measure them.
+**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank must
+be worth its time (`pace.BUDGET`), which is known in advance: a fixed number of scores (`lookup.default_limit`) times
+the seconds per score. These are stored with the bank for each kind of device and number of virtual tokens, or measured
+by a few scores.
 
-A gang scores together: rank 0 searches, and every rank computes its share of the prompts (the paper's lookup runs on
-all of a job's devices too, §5.2, without details). The stored seconds, which are compared with the budget, are those
+A gang scores together: rank 0 searches, and every rank computes its share of the prompts. The stored seconds are those
 of one device: the scheduler decides about a job before it knows its gang, and divides by its size
-(`Features.shared_s`). Samples for scoring are part of the training data, not of evaluation or held-out data.
+(`Features.shared_s`). Samples for scoring are part of the training data.
 
 **Resuming.** A call that was evicted, or whose gang was broken, resumes from the state that rank 0 reported: its
 checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that each leaves the library before the next.
@@ -16,6 +15,7 @@ checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that eac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -26,41 +26,33 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from stoker.contexts import ambient, payloads
+from stoker.contexts.ambient import Evicted
 from stoker.errors import StokerError
 from stoker.tuning.bank import build
-from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, instruction, read_candidates
+from stoker.tuning.bank.build import contribute, ensure_bank
+from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, instruction, read_candidates
 from stoker.tuning.bank.lookup import Score, default_limit, look_up
-from stoker.tuning.bank.store import BankStore
 from stoker.tuning.encoding import encode_samples
-from stoker.tuning.exchange import Exchange
+from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
-from stoker.tuning.order import BankPlace, Initial, Order
-from stoker.tuning.pace import BUDGET, ScoringPace, is_over, read_paces, remember
+from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
+from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
+from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
-import contextlib
 
-from stoker.contexts import ambient, payloads
-from stoker.contexts.ambient import Evicted
-from stoker.tuning.bank.build import contribute
-from stoker.tuning.bank.candidates import Candidate
-from stoker.tuning.exchange import meet
-from stoker.tuning.order import Saved, Tuned, pack, unpack
-from stoker.tuning.pace import Part, PartClock
-from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
+log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
 """Seconds that other ranks wait for the search of rank 0, which may build the bank first."""
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, the same on every rank; all ranks call it. `known`: the one of an earlier attempt.
-
-    An unusable bank is no failure: `note` describes its fault.
-    """
+    """Return the initial prompt, the same on every rank; all ranks call it. `known`: of an earlier attempt. An unusable
+    bank is no failure: `note` describes its fault."""
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
     score = None
@@ -71,8 +63,9 @@ def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: 
         if score is not None:
             score.serve()
         return msgspec.msgpack.decode(exchange.share(b"", limit_s=_LOOKUP_LIMIT_S), type=Initial)
+    given = order.job.prompt.initial
     try:
-        found = known or _given_initial(order) or _search(model, order, score, ranks=exchange.size)
+        found = known or (Initial(given) if given.strip() else _search(model, order, score, ranks=exchange.size))
     finally:
         if score is not None:
             score.end()
@@ -80,13 +73,7 @@ def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: 
     return found
 
 
-def _given_initial(order: Order) -> Initial | None:
-    text = order.job.prompt.initial
-    return Initial(text) if text.strip() else None
-
-
 def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
-    """Return the bank's best prompt for this job, or one made from targets with the reason."""
     made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
         return msgspec.structs.replace(made, note="the job uses no bank")
@@ -108,7 +95,10 @@ def _look_up(
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
         return _over_budget(otherwise, pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
-    bank = _open(model, place)
+    bank = ensure_bank(
+        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
+        read=build.reader(model),
+    )  # fmt: skip
     limit = default_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
@@ -126,13 +116,6 @@ def _over_budget(made: Initial, lookup_s: float, slo_s: float) -> Initial:
     return msgspec.structs.replace(made, note=note)
 
 
-def _open(model: CausalLM, place: BankPlace) -> BankStore:
-    return ensure_bank(
-        Path(place.folder), read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
-        read=build.reader(model),
-    )  # fmt: skip
-
-
 def _measure(score: Score, *, count: int) -> float:
     """Return seconds per score over `count` scores, after one that warms up."""
     texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:count]]
@@ -143,7 +126,6 @@ def _measure(score: Score, *, count: int) -> float:
 
 
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
-    """Return the samples for scoring that fit the model after a prompt of `tokens` tokens."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
@@ -182,12 +164,10 @@ class _Together:
         return self._part(texts)
 
     def serve(self) -> None:
-        """Compute this rank's share of each request of rank 0."""
         while texts := json.loads(self._exchange.share(b"", limit_s=_LOOKUP_LIMIT_S)):
             self._part(texts)
 
     def end(self) -> None:
-        """Release the other ranks."""
         self._exchange.share(b"[]")
 
     def _part(self, texts: Sequence[str]) -> list[float]:
@@ -197,8 +177,6 @@ class _Together:
             losses[rank::size] = torch.tensor(self._score(mine), dtype=torch.float64, device=self._device)
         return [float(loss) for loss in self._exchange.sum(losses).tolist()]
 
-
-log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
@@ -268,7 +246,6 @@ class Reporter:
             self._leaves = True
 
     def __call__(self, progress: TuningProgress) -> None:
-        """Report progress. Raises Evicted if the call must make room."""
         if self._leaves:
             raise Evicted
         self._checkpoint = progress.checkpoint or self._checkpoint
@@ -290,9 +267,8 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add a tuned prompt as text to the bank, for similar tasks, unless tuning did not improve it. Errors are only
-    logged: the job is done.
-    """
+    """Add a tuned prompt as text to the bank, unless tuning did not improve it. Errors are only logged: the job is
+    done."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

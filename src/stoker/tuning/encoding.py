@@ -1,13 +1,12 @@
 """Samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
-A text as a soft prompt is its tokens' embeddings, repeated or cut to the job's `virtual_tokens` (at most 64 without),
-with nothing before it. The bank scores its candidates as `encode_prompt` makes them, before samples from here, so
-tuning starts with the scored prompt and loss (eq. 1).
+A text as a soft prompt is its tokens' embeddings, repeated or cut to the job's `virtual_tokens` (at most 64 without).
+The bank scores its candidates as `encode_prompt` makes them, so tuning starts with the scored prompt and loss (eq. 1).
 
-The samples of an iteration, and a rank's share of them, are functions of the seed and the numbers alone. Epochs are
-shuffled one by one and read consecutively, so a batch may end one and begin the next. None of this is state: a run
-that resumes at iteration 70, on any number of devices, takes the same samples as an uninterrupted one. A rank takes
-every n-th sample of the batch by length, so that ranks have as many samples, and nearly as many tokens.
+The samples of an iteration, and a rank's share of them, are functions of the seed and the numbers alone: a run that
+resumes on any number of devices takes the same samples as an uninterrupted one. Epochs are shuffled one by one and read
+consecutively. A rank takes every n-th sample of the batch by length, so that ranks have as many samples, and nearly as
+many tokens.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt: the initial prompt's, repeated or cut to `virtual_tokens` (PEFT's
-    rule), or, if these are 0, its first ones up to `most`. Raises ConfigError for an empty prompt, and for one that
-    does not fit the model (`longest` tokens; 0: no bound).
-    """
+    """Return the tokens of the initial soft prompt: repeated or cut to `virtual_tokens` (PEFT's rule), or, if these are
+    0, the first ones up to `most`. Raises ConfigError for an empty prompt, and for one that does not fit the model
+    (`longest` tokens; 0: no bound)."""
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -98,8 +96,6 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
 
 
 class Sized(Protocol):
-    """Anything with a length in tokens."""
-
     def __len__(self) -> int: ...
 
 

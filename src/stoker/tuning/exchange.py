@@ -1,16 +1,12 @@
 """How the ranks of a gang meet, and how they add up their results.
 
 They meet at a store that rank 0 serves at the rendezvous, for ranks that prove the gang's key (`gang_store`). Each
-states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. A rank
-whose wait times out reports which ranks are missing. Then they form a process group of torch.distributed: Gloo on
-CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of direct connections moves the
-same sums without a server).
+states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. Then they
+form a process group of torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function
+instances). The group is an object and not the process's default group: a library serves one gang call after another,
+and two calls of two slots must not share a group.
 
-The group is an object and not the process's default group: a library serves one gang call after another, so nothing
-may remain in the process, and two calls of two slots must not share a group.
-
-Sums are of 64-bit numbers. A ring adds in an order that depends on the number of ranks, and every rank gets the same
-bits, so every decision from a sum is the same everywhere: all ranks stop at the same iteration.
+Sums are of 64-bit numbers, and every rank gets the same bits, so all ranks stop at the same iteration.
 """
 
 from __future__ import annotations
@@ -69,9 +65,8 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take, if longer than
-        the limit of the exchange. Raises ExchangeError if rank 0 is lost or silent.
-        """
+        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take. Raises
+        ExchangeError if rank 0 is lost or silent."""
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -198,14 +193,8 @@ def _store(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with contextlib.ExitStack() as closing:
-        found = closing.enter_context(socket.socket(family, kind))
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(1024)
-        closing.pop_all()
-        return found
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=1024)
 
 
 def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import distributed
@@ -37,29 +37,23 @@ class StoreError(RuntimeError):
 
 
 class LocalValues:
-    """Names and values that rank 0 keeps. Thread-safe.
-
-    `wait_s`: how long to wait for values that are not there yet.
-    """
+    """Names and values that rank 0 keeps. Thread-safe. `wait_s`: how long to wait for missing values."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
     def set(self, name: str, value: bytes) -> None:
-        """Store a value."""
         with self._changed:
             self._values[name] = value
             self._changed.notify_all()
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """Return the value, or None if it does not come in time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._values, wait_s)
             return self._values.get(name)
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a number that starts at 0, and return the sum."""
         with self._changed:
             found = int(self._values.get(name, b"0")) + amount
             self._values[name] = str(found).encode()
@@ -67,7 +61,6 @@ class LocalValues:
             return found
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        """True if all these values arrive in time."""
         with self._changed:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
@@ -100,25 +93,14 @@ class RemoteValues:
         self._ask({"op": "set", "name": name}, value)
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        until = time.monotonic() + wait_s
-        while True:
-            left = until - time.monotonic()
-            answer, value = self._ask({"op": "get", "name": name, "wait_s": max(0.0, min(left, _WAIT_S))})
-            if answer.get("found"):
-                return value
-            if left <= 0:
-                return None
+        answer, value = self._ask_until({"op": "get", "name": name}, wait_s=wait_s)
+        return value if answer.get("found") else None
 
     def add(self, name: str, amount: int) -> int:
         return int(self._ask({"op": "add", "name": name, "amount": amount})[0]["sum"])
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        until = time.monotonic() + wait_s
-        while True:
-            left = until - time.monotonic()
-            answer, _ = self._ask({"op": "has", "names": list(names), "wait_s": max(0.0, min(left, _WAIT_S))})
-            if answer.get("found") or left <= 0:
-                return bool(answer.get("found"))
+        return bool(self._ask_until({"op": "has", "names": list(names)}, wait_s=wait_s)[0].get("found"))
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
         return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
@@ -131,6 +113,14 @@ class RemoteValues:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _ask_until(self, question: dict[str, Any], *, wait_s: float) -> tuple[dict[str, Any], bytes]:
+        until = time.monotonic() + wait_s
+        while True:
+            left = until - time.monotonic()
+            answer, value = self._ask({**question, "wait_s": max(0.0, min(left, _WAIT_S))})
+            if answer.get("found") or left <= 0:
+                return answer, value
 
     def _ask(self, question: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
         try:
@@ -201,21 +191,14 @@ class _Nothing:
     """Rank 0 serves no objects."""
 
     def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
-        return _none()
+        return nullcontext()
 
     def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
         return False
 
 
-@contextmanager
-def _none() -> Any:
-    yield None
-
-
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """Return rank 0's handler of each question. A malformed question raises PeerError, which ends its connection
-    alone.
-    """
+    """Return rank 0's handlers. A malformed question raises PeerError, which ends its connection alone."""
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:

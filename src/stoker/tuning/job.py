@@ -32,11 +32,8 @@
 
 Every setting but `path` may be left out. Metrics are shares from 0 to 1; the loss is nats a target token.
 
-Pairs of input and target from a file, and their parts: to train on, to evaluate while tuning, to measure in the end.
-
-A sample's part is decided by a hash of the seed and its input, not by its place in the file. The same rows thus come to
-the same parts in whatever order they are, and equal inputs are never on both sides, so the measure in the end is of
-inputs that the tuning has not seen.
+A hash of the seed and a sample's input decides its part (training, evaluation, held out), in whatever order the rows
+are. Equal inputs are in one part, so the measure in the end is of inputs that the tuning has not seen.
 """
 
 from __future__ import annotations
@@ -78,7 +75,6 @@ class Metric(enum.Enum):
     """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
 
     def better(self, one: float, other: float) -> bool:
-        """True if `one` is strictly better than `other`."""
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
@@ -87,8 +83,6 @@ class Metric(enum.Enum):
 
 
 class Optimizer(enum.Enum):
-    """The optimizer."""
-
     ADAMW = "adamw"
     """AdamW without weight decay."""
     SGD = "sgd"
@@ -96,7 +90,6 @@ class Optimizer(enum.Enum):
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
-CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,7 +170,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return submitted_s + self.until.slo_s if self.until.slo_s else None
 
     def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
-        """Raise ConfigError if the deadline has passed."""
         deadline = self.until.deadline
         if deadline is not None and deadline.timestamp() <= now_s:
             ago = show_seconds(now_s - deadline.timestamp())
@@ -247,8 +239,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SplitData(msgspec.Struct, frozen=True):
-    """The three parts of a data set."""
-
     training: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]
     held_out: tuple[Sample, ...]

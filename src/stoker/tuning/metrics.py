@@ -1,11 +1,10 @@
 """Measures of written texts, as sums over samples that ranks can add up.
 
-ROUGE-L (Lin, "ROUGE: a package for automatic evaluation of summaries", 2004) is the F1 of the longest common
-subsequence of words; words are runs of letters and digits in lower case, without stemming, as the package `rouge-score`
-has it. BLEU (Papineni et al., 2002) is the corpus form: matches of one to four words are added over all samples before
-they are divided, so it is no mean over samples; a count of no match is halved from one order to the next
+ROUGE-L (Lin, 2004) is the F1 of the longest common subsequence of words: runs of letters and digits in lower case,
+without stemming, as in the package `rouge-score`. BLEU (Papineni et al., 2002) is the corpus form: matches of one to
+four words are added over all samples before they are divided. A count of no match is halved from one order to the next
 ("exponential smoothing") and words are cut as WMT's 13a does, both as in sacreBLEU. Both packages bring more
-dependencies (NLTK, lxml) than these lines replace; the tests hold figures of theirs.
+dependencies than these lines replace; the tests hold figures of theirs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class MetricSums(msgspec.Struct, frozen=True):
         return MetricSums.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
 
     def numbers(self) -> list[float]:
-        """Return all sums in a fixed order."""
         return [
             self.samples, self.tokens, self.loss, self.correct, self.rouge, *self.matches, *self.grams, self.written,
             self.wanted,
@@ -55,7 +53,6 @@ class MetricSums(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> MetricSums:
-        """Return the tally of such sums."""
         samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
         matches, grams = grams[:_ORDERS], grams[_ORDERS:]
         return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
@@ -89,7 +86,6 @@ class MetricSums(msgspec.Struct, frozen=True):
 
 
 def count_words(text: str) -> int:
-    """Return the number of words that BLEU sees in a text."""
     return len(_words_13a(text))
 
 

@@ -36,7 +36,6 @@ class Initial(msgspec.Struct, frozen=True):
     note: str = ""
 
     def __str__(self) -> str:
-        """Return the origin in words."""
         return f"{self.source} ({self.note})" if self.note else self.source
 
 
@@ -81,8 +80,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class TuningEnd(enum.Enum):
-    """Why a job ended."""
-
     REACHED = "reached"
     """The target metric is reached."""
     ITERATIONS = "iterations"

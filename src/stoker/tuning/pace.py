@@ -1,17 +1,14 @@
 """The time of a job: where it goes, how much is left, and the budget of a lookup in the bank.
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. An iteration
-is data, computation and exchange; evaluations are counted by their number and longest time. The first iteration after
-a start is left out, because it includes one-time work. The longest is taken over recent iterations, so that one slow
-iteration does not spoil the forecast for the whole run. For a number of devices without measurements the same parts
-are scaled: computation with the largest share of the batch per device, while exchange stays. That is a forecast and no
-bound; `measured` distinguishes the two.
+is data, computation and exchange; evaluations are counted by their number and longest time. The first iteration after a
+start is left out, because it includes one-time work. The longest is taken over recent ones, so that one slow iteration
+does not spoil the forecast. For a number of devices without measurements, computation is scaled with the largest share
+of the batch per device, and exchange stays: a forecast and no bound (`measured`).
 
-PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO, because the slowest tuning from a looked-up prompt is still 1.2
-times as fast as from an automatic one. The paper compares with the SLO as given, and so does this module: time that a
-job has waited is not subtracted. The time of a score depends on the device and the number of virtual tokens, so a
-measured pace counts only for jobs with the same `virtual_tokens`: measuring again takes a few scores of a lookup's
-hundreds. Without virtual tokens each prompt has its own length; 0 is treated as a number like any other.
+PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. Time that a job has waited is not subtracted. The time of a score
+depends on the device and the number of virtual tokens, so a measured pace counts only for jobs with the same
+`virtual_tokens`; 0 is treated as a number like any other.
 """
 
 from __future__ import annotations
@@ -33,8 +30,6 @@ _KEPT = 50
 
 
 class Part(enum.Enum):
-    """The parts of a job's time."""
-
     BANK = "bank"
     """Looking up the initial prompt in the bank, and putting the tuned one into it."""
     START = "start"
@@ -59,7 +54,6 @@ class PartClock:
 
     @contextlib.contextmanager
     def time(self, part: Part) -> Iterator[None]:
-        """Add the block's time to this part."""
         began = time.perf_counter()
         try:
             yield
@@ -67,12 +61,10 @@ class PartClock:
             self._spent_s[part] += time.perf_counter() - began
 
     def go_on_from(self, spent_s: dict[str, float]) -> None:
-        """Add the time of earlier runs of the job."""
         for part in Part:
             self._spent_s[part] += spent_s.get(part.value, 0.0)
 
     def spent_s(self) -> dict[str, float]:
-        """Return seconds so far by the part's name."""
         return {part.value: seconds for part, seconds in self._spent_s.items()}
 
 

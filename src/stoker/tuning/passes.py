@@ -1,19 +1,17 @@
 """The soft prompt on a context's model through PEFT, removed after the call; gradients and measures.
 
-PEFT wraps a model for prompt tuning (Lester et al., arXiv:2104.08691) without changing its weights, but it freezes
-them, may change the model's configuration, and draws random numbers. All three are restored here. PEFT can start from
-a text only by loading the tokenizer from the hub again; a context has its tokenizer, so the embeddings are made here.
-The model stays in evaluation mode: with dropout the numbers would depend on how the batch is split over ranks.
+PEFT wraps a model for prompt tuning (Lester et al., arXiv:2104.08691), but it freezes the weights, may change the
+model's configuration, and draws random numbers. All three are restored. The embeddings are made here, because PEFT
+would load the tokenizer from the hub again. The model stays in evaluation mode: with dropout the numbers would depend
+on how the batch is split over ranks.
 
 All results are sums over samples or tokens with their counts, divided after the ranks' sums are added. The gradient is
-that of the mean loss per target token over the whole batch, however it is split over ranks and micro-batches.
+that of the mean loss per target token over the whole batch, however it is split. Rows are padded on the right, so a
+row's numbers do not depend on its batch (up to rounding). Only the positions before target tokens pass through the
+output layer, which for a large vocabulary takes most of the memory.
 
-Rows are padded on the right: positions count from the row's start, so a row's numbers do not depend on its batch (up
-to rounding). Only the positions before target tokens pass through the output layer, which for a large vocabulary takes
-most of the memory.
-
-Accuracy needs no generation: the model, taking the likeliest token each time, generates exactly the target if and only
-if each target token is the likeliest after those before it, which one pass over the target shows.
+Accuracy needs no generation: the model generates exactly the target if and only if each target token is the likeliest
+after those before it.
 """
 
 from __future__ import annotations
@@ -153,10 +151,8 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate greedily after the prompt and each row's source.
-
-    At most twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
-    """
+    """Generate greedily after the prompt and each row's source, at most twice as many tokens as the longest target has.
+    Rows are padded on the left."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]

@@ -1,21 +1,20 @@
 """Soft-prompt tuning of a context's model, on one device or a gang; its checkpoints.
 
 A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays
-fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text, and the quality
-of that text decides how many iterations tuning takes; the prompt bank provides good texts.
+fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text.
 
 Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
 the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
 rank makes the same step. So one rank and four compute the same up to rounding, and the work may move to another number
-of devices at any iteration. Evaluation samples are divided among the ranks too.
+of devices at any iteration.
 
-A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank
-may raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each
-with the same checkpoint. This runs inside a library process. Rank 0 reads and writes checkpoints, and shares them.
+A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank may
+raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each with
+the same checkpoint.
 
 A checkpoint is safetensors (reading it runs no code) with a JSON header. It does not depend on ranks: the iteration
-decides which samples come next. Files are replaced atomically and synced, so the file is the last checkpoint or the
-one before. If it cannot be read, the log says so and the job starts again.
+decides which samples come next. Files are replaced atomically and synced. If one cannot be read, the log says so and
+the job starts again.
 """
 
 from __future__ import annotations
@@ -150,9 +149,7 @@ class TunableModel(Protocol):
 
 class TuningProgress(msgspec.Struct, frozen=True):
     """The progress of a job after an iteration. `loss`: of the batch, per target token; `metric`: of the last
-    evaluation; `left_s`: a bound on the time left (None: unknown). `checkpoint`: empty unless one was just made; only
-    rank 0 makes them.
-    """
+    evaluation; `left_s`: a bound on the time left. `checkpoint`: of rank 0, if one was just made."""
 
     iteration: int
     iterations: int
@@ -219,9 +216,8 @@ def tune_with(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """As `tune`, for ranks that have met already. `clock`: the time spent so far; the job's time is added. `begun`
-    receives the number of iterations done when the next one starts, so that a caller can time them.
-    """
+    """As `tune`, for ranks that have met already. The job's time is added to `clock`. `begun` receives the number of
+    iterations done when the next one starts."""
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
@@ -238,17 +234,12 @@ def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: A
     """Return 16 hex digits of the facts that ranks must have in common: the job's numbers, its samples, and the model's
     shape.
     """
-    return digest_job(job, digest_samples(samples), _shape(context.model), *more)
+    shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
+    return digest_job(job, digest_samples(samples), shape, *more)
 
 
 def device_of(context: TunableModel) -> str:
-    """Return the device of the context's model, as PyTorch names it."""
     return str(context.model.get_input_embeddings().weight.device)
-
-
-def _shape(model: Any) -> tuple[str, int]:
-    """Return what models must have in common to share checkpoints. Paths and devices may differ."""
-    return type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
 
 
 class _EncodedJob:
@@ -316,7 +307,6 @@ class _RankRun:
         return TuningEnd.ITERATIONS if self._header.reached is None else TuningEnd.REACHED
 
     def go(self, begun: Callable[[int], None] | None) -> None:
-        """Iterate until the job ends. Raises Evicted if a rank must make room."""
         if not self._header.points:
             self._evaluate()
         if begun is not None:
@@ -342,7 +332,6 @@ class _RankRun:
             self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
-        """Return the result, with the best prompt measured on held-out samples."""
         self._soft.place(self._best)
         with self._clock.time(Part.EVALUATION):
             held_out = self._measure(self._rows.held_out)
@@ -383,7 +372,6 @@ class _RankRun:
         return loss / tokens, leaving > 0
 
     def _evaluate(self) -> None:
-        """Measure the current prompt; keep the best one."""
         began, until = time.perf_counter(), self._job.until
         with self._clock.time(Part.EVALUATION):
             tally = self._measure(self._rows.evaluation)

@@ -1,19 +1,15 @@
 """Build a bank on first use: features of thousands of prompts from the model, grouped; scores of prompts.
 
-Reading takes minutes on a GPU and longer on a CPU, so features are kept by content in the file `readings` next to the
-bank: each prompt's text, provenance and raw feature. A killed build resumes; a bank with other settings, or one whose
-file was truncated, is rebuilt from it in seconds. Inserted prompts are written to it before the bank.
+Reading takes minutes, so features are kept by content in the file `readings` next to the bank. A killed build resumes;
+a bank with other settings, or one whose file was truncated, is rebuilt from it in seconds.
 
-The feature of a prompt (§4.3.1, "activation features") is the mean over its tokens of the model's last hidden state.
-The paper says only that it comes from the model to tune. The last layer, because the score is computed from it alone;
-the mean, because the last token of a prompt is its punctuation; scaled dimensions (`layers.py`), because otherwise a
-few decide. Only the first 64 tokens of a prompt count: a soft prompt made from a text takes some dozens of its tokens.
-Features belong to the bank and are the same for every job.
+The feature of a prompt (§4.3.1, "activation features") is the mean over its first 64 tokens of the model's last hidden
+state; the paper says only that it comes from the model to tune. The last layer, because the score is computed from it
+alone; the mean, because the last token of a prompt is its punctuation. Features are the same for every job.
 
-A score is the initial loss of the job's tuning. A prompt becomes tokens by tuning's function
-(`encoding.encode_prompt`), samples become tokens as in tuning, and the end token is part of a target: for a model that
-has not learned to stop after one word that token is half of the task. Eq. 1 takes the mean over samples, a batch's
-loss the mean over its target tokens: for targets of equal length both are the same number.
+A score is the initial loss of the job's tuning: prompts and samples become tokens as in tuning, and the end token is
+part of a target. Eq. 1 takes the mean over samples, a batch's loss the mean over its target tokens: for targets of
+equal length both are the same number.
 """
 
 from __future__ import annotations
@@ -84,7 +80,6 @@ class Readings:
         return key in self._features
 
     def features(self, candidates: Sequence[Candidate]) -> Array:
-        """Return features of candidates that have been read, `[candidates, width]`."""
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
@@ -148,12 +143,9 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. Build it if it is missing, truncated or damaged, or with `again`.
-
-    A new bank has these candidates, those ever read for this folder, and the whole records of the file that it
-    replaces. Of several processes one builds and the others wait. Raises StokerError for a folder of another model,
-    ValueError as `layers.build`.
-    """
+    """Return the bank in `folder`. Build it if it is missing, truncated or damaged, or with `again`: from these
+    candidates, those ever read for this folder, and the whole records of the replaced file. Of several processes one
+    builds. Raises StokerError for a folder of another model, ValueError as `layers.build`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
         return bank
@@ -174,17 +166,13 @@ def ensure_bank(
 
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
-    """Insert a prompt into a bank. Its feature is read from the model unless it is known, stored, then inserted.
-
-    Raises as `BankStore.insert`.
-    """
+    """Insert a prompt into a bank; its feature is stored first. Raises as `BankStore.insert`."""
     return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
 
 
 def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank of this folder. Without a whole bank it is stored for the next build, and the
-    result is None. Raises as `insert`, and StokerError for a folder of another model.
-    """
+    """Insert a prompt into the bank of this folder. Without a whole bank it is stored for the next build (None). Raises
+    as `insert`, and StokerError for a folder of another model."""
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model, reading=reading)
     if bank is not None:
@@ -264,13 +252,9 @@ def scorer(
     seen: Callable[[int], None] | None = None,
 ) -> Score:
     """Return equation 1 over these samples (input, target): the mean loss of targets with end tokens, after prompt and
-    input.
-
-    Each prompt is repeated or cut to the job's `virtual_tokens`; if these are 0, its first `tokens` count. A prompt
-    that tuning would refuse (empty, or too long for the model) has the loss nan. `batch_size` prompts are computed at
-    a time, each once for all samples. `seen` receives the number of scored prompts. The scorer raises ValueError,
-    which names the sample, for samples that the model cannot read.
-    """
+    input. Each prompt is repeated or cut to `virtual_tokens` (0: its first `tokens` count). A prompt that tuning would
+    refuse has the loss nan. `batch_size` prompts are computed at a time. `seen` receives the number of scored prompts.
+    The scorer raises ValueError for samples that the model cannot read."""
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)

@@ -37,7 +37,6 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The prompt's key."""
         return key_of(self.text)
 
 

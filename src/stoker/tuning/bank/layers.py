@@ -1,36 +1,29 @@
 """The bank's structure: representatives above, their clusters below, and groups in large clusters. Pure.
 
-**Features.** A language model's hidden states have a few dimensions that are hundreds of times larger than the others
-and nearly the same for every text; the cosine of raw states measures little else (Timkey and van Schijndel, "All bark
-and no bite: rogue dimensions in transformer language models obscure representational quality", EMNLP 2021; PromptTuner
-§5.2 met them too). As that paper proposes, each dimension is centred and divided by its standard deviation over the
-prompts of the bank, and each prompt's feature has length one. The scale is fixed when a bank is built; later prompts
-are put on the same one. Measured on 3,067 prompts, SmolLM2-135M, K = 50: the largest cluster has 299 members by raw
-states, 192 by centred ones, 114 by scaled ones.
+**Features.** A few dimensions of a language model's hidden states are hundreds of times larger than the others and
+nearly the same for every text (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2 met them
+too). As that paper proposes, each dimension is centred and divided by its standard deviation over the prompts of the
+bank, and each feature has length one. The scale is fixed when a bank is built.
 
-**K-medoids.** PromptTuner §4.3.1 groups prompts by K-medoids over cosine distances; §5.2 names a library that has no
-such function. This is PAM with the accounting of FasterPAM (Schubert and Rousseeuw, "Fast and eager k-medoids
-clustering", Information Systems 101, 2021): each point is tried as a medoid in place of each of the K at once, and an
-improving swap is made immediately. One point costs O(n), a pass O(n^2), instead of PAM's O(K n^2). The start is PAM's
-BUILD, which is greedy and draws nothing: the same distances give the same medoids on every machine. Sums of floats
-round, so a swap must win more than `_LEAST` of the whole cost: else the loop might not end.
+**K-medoids** over cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
+Rousseeuw, Information Systems 101, 2021): each point is tried in place of each of the K medoids at once, and an
+improving swap is made immediately. A pass costs O(n^2), instead of O(K n^2). The start is PAM's BUILD, which draws
+nothing: the same distances give the same medoids on every machine. Sums of floats round, so a swap must win more than
+`_LEAST` of the whole cost: else the loop might not end.
 
-**Insertion and replacement** (§4.3.3): a new prompt goes to the cluster whose representative (its medoid) is nearest by
-cosine. Above the capacity one candidate of that cluster is removed: the one nearest to the representative. The paper
-leaves open:
+**Insertion and replacement** (§4.3.3): a new prompt goes to the cluster with the nearest representative (its medoid).
+Above the capacity the candidate nearest to that representative is removed. The paper leaves open:
 
-- A text that the bank has is not added twice: its record becomes the newer one, and nothing else changes.
+- A text that the bank has is not added twice: its record becomes the newer one.
 - A representative is never removed. The new prompt may be, if it is the nearest.
-- In a cluster of only a representative and the new prompt, the rule would refuse every new prompt. Then the removed
-  candidate is one of the largest cluster.
-- Of equals (distance, size of clusters) the oldest is removed, or taken.
-- Representatives stay as they were chosen until the bank is built again. Distances to them decide, so nothing drifts.
+- A cluster of only a representative would refuse every new prompt. Then the largest cluster loses a candidate.
+- Of equals the oldest is removed, or taken.
+- Representatives stay as they were chosen until the bank is built again, so nothing drifts.
 
-**Groups** are ours. Of 3,000 prompts in 50 clusters the largest has over a hundred members, and insertions add to it; a
-lookup that gets there pays for all of them. A cluster (or group) of more than `largest_group` members is divided by
-K-medoids into about the square root of their number, recursively, when a lookup first gets there; the division is
-dropped when the cluster changes. It takes tenths of a second. The paper tried three layers for the whole bank and gave
-up on the cost of building them (§4.3.4).
+**Groups** are ours: a lookup pays for all members of a cluster, and the largest has over a hundred. A cluster (or
+group) of more than `largest_group` members is divided by K-medoids into about the square root of their number,
+recursively, when a lookup first gets there; the division is dropped when the cluster changes. The paper tried three
+layers for the whole bank and gave up on the cost of building them (§4.3.4).
 """
 
 from __future__ import annotations
@@ -61,11 +54,8 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1).
-
-    `distances` is `[n, n]`, symmetric, with 0 on its diagonal. A medoid belongs to itself. Raises ValueError for k
-    under 1, or no points.
-    """
+    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1) for symmetric
+    `distances` `[n, n]`. Raises ValueError for k under 1, or no points."""
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
@@ -185,8 +175,6 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 
 
 class InsertionOutcome(enum.Enum):
-    """The outcome of an insertion."""
-
     ADDED = "added"
     """It is in the bank; another may have been removed for it."""
     UPDATED = "updated"
@@ -236,7 +224,6 @@ class Layers:
         return iter(self.candidates.values())
 
     def cluster_of(self, key: Key) -> int:
-        """Return the number of a candidate's cluster."""
         return self._home[key]
 
     # ---- insertion and replacement
@@ -293,7 +280,6 @@ class Layers:
         return max(range(len(self.clusters)), key=lambda number: len(self.clusters[number]))
 
     def _nearest(self, cluster: int) -> tuple[Key, float]:
-        """Return the member nearest to the representative, and its distance."""
         others = self.clusters[cluster][1:]
         distances = self._distances(others, self.clusters[cluster][0])
         at = int(np.argmin(distances))
@@ -305,7 +291,6 @@ class Layers:
     # ---- groups
 
     def tops(self) -> list[tuple[int, CandidateGroup]]:
-        """Return every cluster as a group, with its number."""
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
@@ -344,11 +329,8 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """The structure of these candidates, whose texts differ, from their raw features `[n, width]`.
-
-    There are at most as many clusters as the capacity. Raises ValueError for no candidate, and for a feature that is
-    not a number.
-    """
+    """Return the structure of candidates with different texts, from raw features `[n, width]`. Raises ValueError for no
+    candidate, and for a feature that is not a number."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():

@@ -1,17 +1,14 @@
 """The search for a task's initial prompt by score, within a limit of scores.
 
 PromptTuner §4.3.2: score every representative, then every member of the best one's cluster. `score` is equation 1, the
-mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. It
-takes K scores plus the size of the best cluster, and sizes differ by a factor of hundreds; it never looks at a second
-cluster, although the best prompt is often in the one whose representative came second or third.
+mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. Its cost
+depends on the best cluster's size, and it never looks at a second cluster, where the best prompt often is.
 
 `look_up` spends a fixed number of scores best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja
-and Lowe, PAMI 2014): known groups wait in the order of their representatives' scores, and the best is taken next. If
-it is large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its
-members are scored. The search ends when `limit` candidates have been scored, which is both the worst case and the
-average. A group that does not fit is scored from its representative outwards.
-
-No candidate is scored twice. All candidates of a step go to the scorer together, so that it can batch them.
+and Lowe, PAMI 2014): groups wait in the order of their representatives' scores, and the best is taken next. If it is
+large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its members are
+scored, from the representative outwards. No candidate is scored twice. All candidates of a step go to the scorer
+together, so that it can batch them.
 """
 
 from __future__ import annotations
@@ -60,11 +57,8 @@ def default_limit(layers: Layers) -> int:
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), which include all
-    representatives.
-
-    Raises StokerError if the scorer returns a wrong number of losses, or no loss at all.
-    """
+    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), all representatives
+    included. Raises StokerError for a wrong number of losses, or no loss at all."""
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:
@@ -93,8 +87,6 @@ def brute_force(layers: Layers, score: Score) -> LookupResult:
 
 
 class _Search:
-    """The scores so far, the rest of the limit, and the waiting groups."""
-
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers
         self._score = score
@@ -117,12 +109,10 @@ class _Search:
                 heapq.heappush(self.waiting, place)
 
     def next(self) -> tuple[int, CandidateGroup]:
-        """Return the group whose representative has the lowest loss, and its cluster's number."""
         _, _, cluster, group = heapq.heappop(self.waiting)
         return cluster, group
 
     def ask(self, keys: Sequence[Key]) -> None:
-        """Score candidates without a score, within the limit."""
         fresh = [key for key in keys if key not in self.losses][: self.remaining]
         if not fresh:
             return

@@ -5,21 +5,20 @@
     lock        held (flock) by a writer
 
 The file `bank` begins with its members, written atomically; the head states their number. Each insertion is one record
-after them that includes its outcome, so that every process derives the same bank by reading. A writer takes the lock,
-reads the others' insertions, decides, and appends: two processes that insert one text at once get one candidate.
-Readers take no lock. When there are more insertions than members the file is rewritten.
+after them that includes its outcome, so every process derives the same bank. A writer takes the lock, reads the others'
+insertions, decides, and appends. Readers take no lock. When there are more insertions than members the file is
+rewritten.
 
 Both files hold frames: the length of a record, the checksum of its bytes, a checksum of these two (4 bytes each,
 little-endian), its bytes. A batch of records is one `write(2)`, then `fsync`. Bytes after the last whole frame are:
 
-- *torn*: the start of a frame, or zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. It
-  was never acknowledged; the next writer removes it.
-- *damaged*: anything else. It is reported, and never removed silently. A file that is damaged, or truncated among its
-  members, is refused with advice; `build.py` rebuilds the bank from the whole records of either file.
+- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. They
+  were never acknowledged; the next writer removes them.
+- *damaged*: anything else. It is reported with advice, and never removed silently; `build.py` rebuilds the bank from
+  the whole records of either file.
 
-Why not SQLite: its write-ahead log does not work on network file systems, where clusters have home folders, and its
-other journals need every reader to be able to write after a writer has died. A bank changes once per job and is read
-whole, so it needs neither pages nor queries.
+Why not SQLite: its write-ahead log does not work on network file systems, and its other journals need every reader to
+be able to write after a writer has died.
 """
 
 from __future__ import annotations
@@ -57,18 +56,14 @@ class RecordsRead(msgspec.Struct, frozen=True):
 
 
 def framed(payload: bytes) -> bytes:
-    """The bytes of one record."""
     start = _HEAD.pack(len(payload), zlib.crc32(payload), 0)[:8]
     return start + zlib.crc32(start).to_bytes(4, "little") + payload
 
 
 def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
-    """The whole records from the byte `start` on, which is where a frame begins.
-
-    From the first byte, if the file does not begin with `beginning` any more, or does not reach `start`: another file
-    has been put in its place. With `skip`, a record whose bytes are damaged is passed over, and what follows is
-    read. Raises OSError.
-    """
+    """Return the whole records from the byte `start` on, where a frame begins; from the first byte if another file has
+    been put in its place (it does not begin with `beginning`, or ends before). `skip` passes over damaged records.
+    Raises OSError."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < start or file.read(len(beginning)) != beginning:
             start = 0
@@ -95,11 +90,8 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Append records after the byte `at`, the end of the last whole one, and remove torn bytes there. Return the new
-    end.
-
-    The caller is the only writer. Raises StokerError if the disk refuses; then no record was added.
-    """
+    """Append records after the byte `at` and remove torn bytes there. Return the new end. The caller is the only
+    writer. Raises StokerError if the disk refuses; then no record was added."""
     data = b"".join(map(framed, payloads))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -167,8 +159,6 @@ class BankMember(msgspec.Struct, frozen=True, tag="member"):
 
 
 class Inserted(msgspec.Struct, frozen=True, tag="inserted"):
-    """An insertion and its outcome."""
-
     candidate: Candidate
     insertion: Insertion
     vector: bytes
@@ -244,10 +234,8 @@ class BankStore:
         self._inserted += len(payloads)
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
-        """Insert a prompt with its raw feature `[width]` from this bank's model (§4.3.3). Return the outcome.
-
-        Raises ValueError for a feature of a wrong width or with NaN, StokerError if the disk refuses.
-        """
+        """Insert a prompt with its raw feature `[width]` (§4.3.3). Return the outcome. Raises ValueError for a wrong
+        feature, StokerError if the disk refuses."""
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
         with locked(self.folder):
@@ -265,7 +253,6 @@ class BankStore:
         return insertion
 
     def _write(self) -> None:
-        """Write the bank as a file of members alone. The lock is held."""
         payloads = list(_payloads(self.layers, model=self.model, reading=self.reading))
         self._end = replace_records(self.path, payloads)
         self._beginning, self._inserted = framed(payloads[0]), 0
@@ -279,9 +266,8 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open the bank in a folder. Raises StokerError, with advice, if there is no bank, if it belongs to another model
-    or reading, and if its file is truncated or damaged (fact `damaged`).
-    """
+    """Open the bank in a folder. Raises StokerError with advice (facts `missing`, `damaged`), also for a bank of
+    another model or reading."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
