@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams, sending
+from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams
 from stoker.manager.core.events import (
     ClientGone,
     DiscardObject,
@@ -86,7 +86,6 @@ def acknowledge_results(client: Client, total: int) -> None:
 
 
 def mark_connected(manager: Manager, client: Client) -> None:
-    """Mark a client as connected; its limits count again."""
     was_gone, client.connected, client.gone = client.gone, True, False
     if was_gone:
         for context in registry.recompute_client_limits(manager, client):
@@ -230,7 +229,6 @@ def forget_gone_client(manager: Manager, id: str) -> None:
 
 
 def ban(state: State, name: str, why: str) -> None:
-    """Refuse a peer from now on, with this reason."""
     state.banned[name] = why
     if len(state.banned) > KEPT_BANNED:
         del state.banned[next(iter(state.banned))]
@@ -248,7 +246,6 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
 
 
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Forget functions that no client will name again."""
     dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
         ending.record_runs(manager)
@@ -266,7 +263,6 @@ def _forget_unused(manager: Manager, id: str) -> None:
 
 # ---- the end of the session
 def end_session(manager: Manager, reason: str) -> None:
-    """End every open call, release the pilots, and stop the manager."""
     state = manager.state
     if state.ending:
         return
@@ -276,7 +272,7 @@ def end_session(manager: Manager, reason: str) -> None:
         if call.state is CallState.HELD:
             holding.withdraw(manager, call, running=True)
         ending.fail_call(manager, call, failure)
-    sending.send_results(manager)
+    ending.send_results(manager)
     manager.sends.clear()
     manager.drops.clear()
     for pilot in state.pilots.values():

@@ -64,11 +64,9 @@ class Manager:
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:
-        """Return the ends that a client gets after this event."""
         return self.results.setdefault(client, [])
 
     def set_timer(self, key: str, at: float) -> None:
-        """Ask the shell for a timer."""
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 

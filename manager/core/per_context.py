@@ -86,7 +86,6 @@ class LoadIndex(Generic[L]):
         stand[id] = library
 
     def drop(self, library: L) -> None:
-        """Unlist a library."""
         level = self._level_of.pop(library.id, None)
         if level is None:
             return
@@ -98,7 +97,6 @@ class LoadIndex(Generic[L]):
         del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
-        """Note that a library got calls."""
         burst = self.burst
         if burst is not None and burst.library is library and burst.at == now:
             burst.calls += calls

@@ -25,7 +25,6 @@ from stoker.manager.core import (
     pilots,
     queues,
     retries,
-    sending,
 )
 from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
@@ -55,7 +54,6 @@ def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
 
 
 def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
-    """Tell a pilot to leave."""
     manager.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
 
@@ -86,7 +84,6 @@ def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> boo
 
 
 def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
-    """Add a new pilot."""
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
     pilots.pilot_joins(manager, pilot)
@@ -157,7 +154,7 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
-    sending.forget_sent(library)
+    holding.forget_sent(library)
     libraries.set_slots(library, facts.slots)
     for running in (False, True):
         orphans = manager.state.orphans
@@ -187,7 +184,6 @@ def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str]
 
 
 def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
-    """A device failed its probe, or works again."""
     device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
@@ -243,7 +239,6 @@ OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
-    """A library has loaded."""
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
         if library.state is not LibraryState.STOPPING:  # otherwise it was told to stop meanwhile

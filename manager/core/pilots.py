@@ -31,12 +31,10 @@ KEPT_PILOTS = 1000  # Pilots that are kept after their end, for stories and retu
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
-    """Add a new pilot."""
     manager.state.pilots[pilot.id] = pilot
 
 
 def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
-    """A pilot whose connection broke is here again."""
     pilot.note(manager.state.now, "came back")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
@@ -136,7 +134,6 @@ def release_pilots_of(manager: Manager, block: str) -> None:
 
 
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
-    """Drain a pilot after its running calls."""
     pilot.released = True
     if pilot.state in (PilotState.HERE, PilotState.CUT):
         hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} is to end")
@@ -305,7 +302,6 @@ def is_unheard_of(state: State, id: int) -> bool:
 
 
 def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
-    """Keep the slot of a running orphan."""
     holding.occupy(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)

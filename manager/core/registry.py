@@ -40,7 +40,6 @@ def add_client(state: State, id: ClientId, number: int, *, factory: bool = False
 
 
 def set_most_pilots(state: State, client: Client, most: int) -> None:
-    """Set how many pilots a client's own blocks bring at most."""
     state.most_pilots[client.id] = most
 
 
@@ -84,7 +83,6 @@ def ask_advice_again(manager: Manager) -> None:
 
 
 def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Group:
-    """Add a group of calls; ask for advice on a new function."""
     state = manager.state
     function, context = state.functions[message.function], state.contexts[message.recipe]
     about = function.key, context.recipe.key
@@ -210,7 +208,6 @@ def _are_honoured(manager: Manager) -> bool:
 
 
 def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
-    """Combine the limits of several programs."""
     most = min((each.most for each in limits if each.most), default=0)
     least = max((each.least for each in limits), default=0)
     kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]

@@ -23,7 +23,6 @@ from stoker.units import first_words, show_line
 
 
 def session_status(state: State) -> to_client.Status:
-    """Return everything that `stoker status` shows."""
     queued = sum(context.queue.count for context in state.contexts.values())
     left = outlook.session_outlook(state)
     refused = dict(state.refused)

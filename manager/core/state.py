@@ -79,7 +79,6 @@ class Block:
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     def note(self, now: float, text: str) -> None:
-        """Add a note to the block's story."""
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 

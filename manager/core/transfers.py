@@ -165,7 +165,6 @@ class Transfers:
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
 
     def object(self, name: str) -> Object:
-        """Return the object of this name, added on first use."""
         found = self.objects.get(name)
         if found is None:
             found = self.objects[name] = Object(name)
@@ -206,7 +205,6 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """A pilot no longer serves an object."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):

@@ -41,8 +41,7 @@ from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
-UNKNOWN_LOAD_S = 10.0
-"""Assumed seconds of a load before one was measured."""
+UNKNOWN_LOAD_S = 10.0  # Assumed seconds of a load before one was measured
 
 
 class LoadWhereWanted(Quiet):
@@ -101,7 +100,6 @@ class LoadWhereWanted(Quiet):
         return plan + self.make_room(view, context)
 
     def idle(self, view: View, library: Library) -> Sequence[Action]:
-        """Unload a library whose keep-alive is over, or that exceeds its context's limit."""
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
@@ -112,7 +110,6 @@ class LoadWhereWanted(Quiet):
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """Quarantine a device or pilot that keeps failing calls."""
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:

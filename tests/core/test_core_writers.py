@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ WRITERS: dict[type, dict[str, str]] = {
     },
     Library: {
         "batch": "libraries", "batch_at": "libraries", "device_bytes": "libraries",
-        "ended_at": "holding", "functions": "sending", "held": "holding",
+        "ended_at": "holding", "functions": "holding", "held": "holding",
         "line": "libraries", "measured": "libraries", "memory_bytes": "libraries", "phase": "libraries",
         "printed_to": "dispatch", "promised_bytes": "libraries",
         "ready_at": "libraries", "required_bytes": "dispatch", "resizing": "libraries", "served": "dispatch",
@@ -110,6 +111,7 @@ def fields_of(kind: type) -> set[str]:
     return set(fields) if kind is not State else set(vars(State("s")))
 
 
+@cache
 def found() -> tuple[dict[type, dict[str, set[str]]], list[str]]:
     """Files that write each field of each noun, and writes to objects of unknown type."""
     writers: dict[type, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -16,10 +16,8 @@ from stoker.manager.policies.arlo.families import is_runtime
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
-_RECENT_S = 10.0
-"""Latencies of this many seconds are recent."""
-_FEW = 20
-"""Fewer recent calls request no block: the first of them may have waited for a load."""
+_RECENT_S = 10.0  # Latencies of this many seconds are recent
+_FEW = 20  # Fewer recent calls request no block: the first of them may have waited for a load
 
 
 class TrackLatency(Quiet):
@@ -40,10 +38,8 @@ class TrackLatency(Quiet):
         self._calm_s = calm_s
         self._ends: deque[tuple[float, list[float]]] = deque()
         """Time of a round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0
-        """No decision before this time: the last one must show in recent latencies first."""
-        self._look_at = 0.0
-        """When to consider releasing a block next."""
+        self._not_before = 0.0  # No decision before this time: the last one must show in recent latencies first
+        self._look_at = 0.0  # When to consider releasing a block next
 
     def demand(self, view: View) -> Sequence[Action]:
         return tuple(self._but_for_more(view, self.base.demand(view)))

@@ -42,8 +42,7 @@ class AllocateRuntimes(LoadWhereWanted):
     """
 
     period_s = _STEP_S
-    honours = frozenset()
-    """No limits of contexts: the allocation decides how many libraries each runtime has."""
+    honours = frozenset()  # No limits of contexts: the allocation decides how many libraries each runtime has
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
@@ -57,7 +56,6 @@ class AllocateRuntimes(LoadWhereWanted):
         self._plans: dict[str, RuntimePlan] = {}
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Load a family that calls wait for, or fail the calls if none of it can be loaded."""
         if not is_runtime(context):
             return super().wanted(view, context)
         family = runtimes_of(context)
