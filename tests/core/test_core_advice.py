@@ -422,7 +422,3 @@ def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
     c.report("p1", say.CallsEnded(c.library().id, []))
     assert c.held() == ["1"]
     assert c.library().printed_to == 0
-
-
-def test_the_default_keeps_the_order_of_arrival(cluster: Make) -> None:
-    assert not cluster(pilots=1).core.policies.dispatch.by_run_time

@@ -30,19 +30,6 @@ def pilot_of(c: Cluster, name: str) -> str:
     return str(c.holders(name)[0].pilot.id)
 
 
-def test_faulted_call_runs_elsewhere_without_a_try_counted(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("2")
-    first = fault(c, "1")
-    assert pilot_of(c, "1") != first
-    call = c.the_call("1")
-    assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
-    assert c.core.state.rerun_calls == 1
-    c.end("1")
-    assert c.ended["1"].ok
-    assert c.core.state.failures == 0
-    assert c.core.state.trials == {}
-
-
 def crowded_out(c: Cluster, name: str) -> str:
     """The kernel kills a call's library because other programs hold the memory; return its pilot."""
     library = c.holders(name)[0]
@@ -52,16 +39,20 @@ def crowded_out(c: Cluster, name: str) -> str:
     return str(library.pilot.id)
 
 
-def test_crowded_out_call_runs_elsewhere_without_a_loss(cluster: Make) -> None:
+@pytest.mark.parametrize("fails", [fault, crowded_out])
+def test_failed_call_runs_elsewhere_without_a_try_counted(cluster: Make, fails: Callable[..., str]) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
-    first = crowded_out(c, "1")
+    first = fails(c, "1")
     c.ready()
     assert pilot_of(c, "1") != first
     call = c.the_call("1")
     assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert c.core.state.rerun_calls == 1
     assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
     c.end("1")
     assert c.ended["1"].ok
+    assert c.core.state.failures == 0
+    assert c.core.state.trials == {}
 
 
 def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Make) -> None:
@@ -170,12 +161,6 @@ def test_what_it_saved_wipes_out_what_was_counted(cluster: Make) -> None:
         fault(c, "1")
         c.wait(16)
     assert pilot_of(c, "1") == "p1"
-
-
-def test_an_exception_of_its_own_ends_it_at_once(cluster: Make) -> None:
-    c = cluster(pilots=2).call("1").ready().end("1", ok=False)
-    assert c.ended["1"].failure is None
-    assert c.core.state.rerun_calls == 0
 
 
 def test_a_late_fault_on_a_pilot_that_had_been_given_up_is_no_end(cluster: Make) -> None:
