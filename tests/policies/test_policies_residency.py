@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
-from policies import stubs
 
 from benchmarks.baselines.loading import policy
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, OfPace, PaceAdvice
-from stoker.manager.core.nouns import Library, LibraryState
-from stoker.manager.core.seams import Action, Policies, View
-from stoker.manager.policies import SHIPPED, HottestFirst, default_policies
-from stoker.manager.policies.keep_alive import IdleTimers
+from stoker.manager.core.nouns import LibraryState
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies import SHIPPED, default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import LIMIT
@@ -446,75 +444,3 @@ def test_without_a_free_device_nobody_goes(cluster: Make) -> None:
 def test_a_call_is_moved_once(packed: Cluster) -> None:
     slows(packed, "1", 0.5).forget()
     slows(packed, "1", 0.5).nothing_else_was_said()
-
-
-class ForTwoSeconds(HottestFirst):
-    """Dispatch that lets go of libraries which are idle for two seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keep_alive = IdleTimers(2.0)
-
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
-        return (*super().dry(view, library), *self.keep_alive.idle(view, library))
-
-    def timer(self, view: View, key: str) -> Sequence[Action]:
-        return self.keep_alive.fired(view, key)
-
-
-def _policies() -> Policies:
-    return stubs.policies(dispatch=ForTwoSeconds())
-
-
-def _is_kept(c: Cluster) -> bool:
-    return [x.state for x in c.core.state.libraries.values()] == [LibraryState.READY]
-
-
-def _timers(c: Cluster) -> list[str]:
-    return [key for key in c.core.state.timers if key.startswith("dispatch/keep-alive/")]
-
-
-@pytest.fixture
-def served(cluster: Make) -> Cluster:
-    c = cluster(pilots=1, policies=_policies).define(recipe("a")).call("first", context="a")
-    return c.ready().end("first", run_s=0.0)
-
-
-def test_an_idle_library_is_unloaded_when_its_time_is_over(served: Cluster) -> None:
-    assert _is_kept(served.wait(1.9))
-    served.wait(0.2)
-    [library] = served.core.state.libraries.values()
-    assert library.state is LibraryState.STOPPING
-    assert "it has served nothing for 2 s" in library.notes[-1][1]
-
-
-def test_calls_restart_the_keep_alive_of_a_library_with_one_timer(served: Cluster) -> None:
-    for number in range(20):
-        served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
-        assert len(_timers(served)) == 1
-    assert _is_kept(served.wait(1.9))
-    assert not _is_kept(served.wait(0.2))
-
-
-def test_a_library_that_runs_a_call_when_its_time_is_over_stays(served: Cluster) -> None:
-    served.wait(1.0).call("long", context="a").wait(5.0)
-    assert _is_kept(served)
-    assert not _timers(served)
-    served.end("long", run_s=5.0)
-    assert _is_kept(served.wait(1.9))
-    assert not _is_kept(served.wait(0.2))
-
-
-def test_a_library_that_is_gone_when_its_timer_fires_is_no_trouble(served: Cluster) -> None:
-    served.lose("p1").wait(3.0)
-    assert not served.core.state.libraries
-    assert not _timers(served)
-
-
-def test_no_time_at_all_unloads_at_once_and_less_than_none_is_refused(served: Cluster) -> None:
-    [library] = served.core.state.libraries.values()
-    [action] = IdleTimers(0.0).idle(served.core.state, library)
-    assert action.library == library.id
-    with pytest.raises(ValueError, match="keep_alive_s = -1"):
-        IdleTimers(-1)
-    assert IdleTimers(1.0).fired(served.core.state, "somebody-else") == ()
