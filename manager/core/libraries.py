@@ -221,7 +221,7 @@ def load_library(
         PolicyError: the memory is not free.
     """
     state = manager.state
-    library = Library(LibraryId(state.next_library), context, pilot, devices, 0, state.now)
+    library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
     promise(library, memory_bytes)
     state.next_library += 1
     _attach_library(manager, library)

@@ -20,22 +20,12 @@ from stoker.protocol.ids import CallId
 class Manager:
     """The context of every step.  `strict`: raise on illegal actions. `watch`: calls kept when they end."""
 
-    def __init__(
-        self,
-        state: State,
-        policies: Policies,
-        *,
-        strict: bool,
-        watch: frozenset[int],
-        heartbeat_s: float,
-        lease_s: float,
-    ) -> None:
+    def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
         self.policies = policies
         self.strict = strict
         self.watch = watch
-        self.heartbeat_s = heartbeat_s
-        self.lease_s = lease_s
+        self.heartbeat_s, self.lease_s = 5.0, 60.0  # New pilots are told these
         self.out: list[Command] = []
         self.sends: dict[Library, list[Call]] = {}  # Calls that go to libraries when the event is over (`holding`)
         self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)

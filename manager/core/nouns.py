@@ -280,16 +280,13 @@ class Library:
         "required_bytes", "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
-    def __init__(
-        self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], promised: int, now: float
-    ) -> None:
+    def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:
         self.id = id
         self.context = context
         self.pilot = pilot
         self.devices = devices
-        self.promised_bytes = promised
-        self.slots = context.slots
-        """How many calls it runs at once: what it has said, or until then what is known of its context."""
+        self.promised_bytes = 0
+        self.slots = context.slots  # Calls at once: what it has said, or until then what is known of its context
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
         self.line = ""  # Its last output, if it loads for long

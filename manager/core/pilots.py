@@ -357,7 +357,7 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
-    library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
+    library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)

@@ -62,12 +62,8 @@ class Core:
         now: float = 0.0,
         strict: bool = False,
         watch: frozenset[int] = frozenset(),
-        heartbeat_s: float = 5.0,
-        lease_s: float = 60.0,
     ) -> None:
-        self.manager = Manager(
-            State(session, now=now), policies, strict=strict, watch=watch, heartbeat_s=heartbeat_s, lease_s=lease_s
-        )
+        self.manager = Manager(State(session, now=now), policies, strict=strict, watch=watch)
 
     @property
     def state(self) -> State:

@@ -149,8 +149,8 @@ class Object:
 class Transfers:
     """All facts of the plan. Events change them; `settle_transfers` then plans."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self) -> None:
+        self.limits = Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
         self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use

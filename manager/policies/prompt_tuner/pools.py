@@ -47,6 +47,7 @@ REFRESH_S = 0.25  # Seconds after which a round runs although nothing but time h
 MOST_REPLICAS = 128  # The most replicas for which run times are predicted
 Place = tuple[PilotId, tuple[DeviceId, ...]]  # Where a replica is loading
 _REMEMBERED = 10_000
+_CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot are given up
 _DRIFT = 0.01
 _JOBS_PER_S = 10_000  # Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again
 
@@ -222,9 +223,8 @@ def _falls(rates: list[tuple[float, float]]) -> bool:
 
 
 class PoolStates:
-    def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
+    def __init__(self, *, learn: bool = True) -> None:
         self.all: dict[str, PoolState] = {}
-        self.cut_s = cut_s  # Seconds after which replicas on a disconnected pilot are given up
         self._learn = learn
         self._of: dict[int, PoolState] = {}  # The pool of each waiting job
         self._cut: dict[PilotId, float] = {}
@@ -332,7 +332,7 @@ class PoolStates:
                     self._update_promise(view, state, ordered)
 
     def may_return(self, pilot: Pilot, now: float) -> bool:
-        return now - self._cut.get(pilot.id, now) <= self.cut_s
+        return now - self._cut.get(pilot.id, now) <= _CUT_S
 
     def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:
         here, ordered.lost, ordered.loading = 0, [], set()

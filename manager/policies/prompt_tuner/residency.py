@@ -171,7 +171,6 @@ class WarmPools(Quiet):
         delay: bool = True,
         reuse: bool = True,
         early: bool = False,
-        looks: int = JOBS_PER_ROUND,
         **default: Any,
     ) -> None:
         self.states = states
@@ -180,7 +179,6 @@ class WarmPools(Quiet):
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
-        self.looks = looks
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
@@ -272,7 +270,7 @@ class WarmPools(Quiet):
     def _go_on(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         lines = {key: state.line for key, state in self.states.all.items()}
-        for fate in self._walk.go_on(lines, cold, looks=self.looks):
+        for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
             state = self.states.all[fate.model]
             if fate.promise is not None:
                 loads, places = self._load(state.context, cold.taken.pop(fate.job.id))
