@@ -20,7 +20,7 @@ from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.calls import Failure, FailureKind
 
 Make = Callable[..., Cluster]
 
@@ -107,7 +107,7 @@ def fault(c: Cluster, name: str) -> None:
     """The infrastructure fails a call: it waits apart, and its pilot is avoided for a while."""
     [library] = c.holders(name)
     failure = Failure(FailureKind.INFRASTRUCTURE, "EIO", library.pilot.id, library.id)
-    c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"", 1.0, failure)]))  # type: ignore[arg-type]
+    c.end(name, failure=failure)
 
 
 def test_one_more_is_loaded_for_a_call_that_can_run_in_none(cluster: Make) -> None:
