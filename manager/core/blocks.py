@@ -57,7 +57,6 @@ def settle_losses(manager: Manager, block: Block) -> None:
 
 
 def settle_losses_of(manager: Manager, id: str) -> None:
-    """A block's losses were not explained in time."""
     block = manager.state.blocks.get(BlockId(id))
     if block is not None:
         settle_losses(manager, block)

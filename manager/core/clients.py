@@ -74,7 +74,6 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
 
 
 def acknowledge_results(client: Client, total: int) -> None:
-    """A client has received this many ends of calls in all."""
     unacked = client.unacked
     count = min(total - client.first_unacked, len(unacked))
     if count == len(unacked):
@@ -162,7 +161,6 @@ def without_ended(client: Client, message: Submit) -> Submit:
 
 
 def end_unaccepted(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
-    """End calls that were not accepted, unless they are open."""
     ends = [CallEnd(id, False, b"", 0.0, failure) for id in ids if id not in manager.state.calls]
     manager.results_of(client).extend(ends)
 

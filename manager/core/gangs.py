@@ -24,7 +24,6 @@ MOST_BREAKS = 10  # Breaks after which a call is given up, although its librarie
 
 
 def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
-    """Tell the other ranks where rank 0 listens."""
     id, address = message.call, message.address
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:

@@ -89,7 +89,6 @@ def stream_of(state: State, call: int, run: int) -> StreamFacts:
 
 
 def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
-    """Record a forecast, and send it at the end of the event."""
     said = manager.state.forecasts[call.id] = CallForecast(call.id, ends_at, in_time)
     manager.forecasts.setdefault(call.group.client, []).append(said)
 
@@ -318,7 +317,6 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
 
 
 def withdraw_to_queue(manager: Manager, call: Call) -> None:
-    """Withdraw a held call just before it ends."""
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
     queues.enqueue_in_place(call)

@@ -144,7 +144,6 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    """Change a library's reservation, and tell its pilot."""
     promise_resize(library, memory_bytes)
     manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
@@ -363,7 +362,6 @@ def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: f
 
 
 def used_since(library: Library, at: float) -> int:
-    """Return the most memory used since a time, in bytes; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 

@@ -61,7 +61,6 @@ class Manager:
         self.out.append(SetTimer(at, key))
 
     def drop_timer(self, key: str) -> None:
-        """A timer fired, or is not needed."""
         self.state.timers.pop(key, None)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:

@@ -160,8 +160,6 @@ class Gang:
 
 
 class Context:
-    """A recipe with all measurements and libraries of it."""
-
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
         "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures", "load_s", "load_total_s",
@@ -224,8 +222,6 @@ class Context:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CountedFailures:
-    """Failures of one kind; `call`, `message`: the last one."""
-
     first_at: float
     last_at: float = 0.0
     count: int = 0
@@ -314,7 +310,6 @@ class Library:
 
     @property
     def load(self) -> int:
-        """Calls that take a slot or wait here for one."""
         return len(self.held) + len(self.zombies)
 
     @property

@@ -38,7 +38,6 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
-    """A pilot's connection broke: nothing is planned for it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:

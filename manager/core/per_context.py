@@ -68,7 +68,6 @@ class LoadIndex(Generic[L]):
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
-        """List a library as the last of a level (see `level_of`)."""
         id, levels = library.id, self._levels
         before = self._level_of.get(id)
         if before == level:
@@ -108,7 +107,6 @@ class LoadIndex(Generic[L]):
             self.burst = None
 
     def hottest(self) -> Iterator[L]:
-        """Yield libraries with a free slot, the hottest first."""
         return reversed(self.free.values())
 
     def least_loaded(self) -> Iterator[L]:
@@ -149,7 +147,6 @@ class Paces:
         self.meet_s = meet_s
 
     def learn(self, size: int, *, work: float, seconds: float) -> None:
-        """Learn from a run, meeting excluded."""
         if work <= 0 or seconds < 0:
             return
         pace = max(seconds, LEAST_S) / work

@@ -106,7 +106,6 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
-    """Reconcile the records with a hello, and repeat orders."""
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
@@ -197,7 +196,6 @@ RECORD_S = 5.0  # Costs of runs are recorded no more often than this
 
 
 def is_heartbeat(event: FromPilot) -> bool:
-    """True if a frame is one unnumbered heartbeat."""
     return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
 
 

@@ -52,7 +52,6 @@ def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
 
 
 def forget_old_pilots(state: State, *, kept_s: float) -> None:
-    """Pilots that were gone for too long cannot return."""
     for pilot in state.gone_pilots.values():
         if state.now - pilot.lost_at >= kept_s:
             pilot.kept = None

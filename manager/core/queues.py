@@ -33,7 +33,6 @@ def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
 
 
 def full_since(library: Library) -> float | None:
-    """Since when the same calls take every slot, or None."""
     place = library.slots - 1 - len(library.zombies)
     if place < 0:
         return library.ended_at
@@ -147,7 +146,6 @@ def dequeue_call(call: Call) -> None:
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
-    """Take out a call for good."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)

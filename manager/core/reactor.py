@@ -162,7 +162,6 @@ def on_manager_restarted(manager: Manager) -> None:
 
 
 def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
-    """Take the messages of a pilot's frame once."""
     state = manager.state
     pilot, messages = state.pilots.get(event.pilot), event.messages
     if messages and type(messages[0]) is PilotHello:
@@ -262,7 +261,6 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
 
 # ---- clients
 def on_client_frame(manager: Manager, event: FromClient) -> None:
-    """Take the messages of a client's frame once."""
     state = manager.state
     client, messages = state.clients.get(event.client), event.messages
     if messages and isinstance(messages[0], ClientHello):
@@ -410,7 +408,6 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Ask a policy that works in rounds."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())

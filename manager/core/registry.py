@@ -30,7 +30,6 @@ KEPT_GROUPS = 1000  # Groups without open calls that are kept: more of the kind 
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
-    """Add a client; one that submits nothing has number -1."""
     client = state.clients[id] = Client(id, number=number, observer=number < 0)
     client.factory = factory
     if number >= 0:
@@ -60,7 +59,6 @@ def define_function(state: State, client: Client, function: FunctionBlob) -> Non
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
-    """Return the context of a recipe, added on first use."""
     context = manager.state.contexts.get(recipe.key)
     if context is None:
         dispatch = manager.policies.dispatch

@@ -116,7 +116,6 @@ _CANCELLED = "ended without a result (cancelled)"
 
 
 def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
-    """Return up to `limit` calls of each state."""
     limit = max(0, min(limit, MOST))
     listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
     calls = [

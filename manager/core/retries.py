@@ -185,7 +185,6 @@ def offer_apart(manager: Manager, library: Library) -> None:
 
 
 def settle_apart(manager: Manager) -> None:
-    """Judge or send the calls that wait apart."""
     for context in tuple(manager.state.hungry.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):

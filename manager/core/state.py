@@ -23,8 +23,6 @@ KEPT_BLOCK_NOTES = 50  # Last notes of a block, in addition to the first
 
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
-    """A source of pilots and its health."""
-
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
     abandoned: dict[BlockId, None] = field(default_factory=dict)  # Of these, cancelled because their pilots were lost
@@ -44,7 +42,6 @@ class SourceState:
 
     @property
     def room(self) -> int:
-        """Blocks that may still be requested."""
         most = self.source.most
         return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
 
@@ -278,7 +275,6 @@ class State:
                         yield device
 
     def block_of(self, pilot: Pilot) -> Block | None:
-        """Return the block of a pilot, if the manager requested it."""
         id = BlockId(pilot.block)
         return self.blocks.get(id) or self.past_blocks.get(id)
 

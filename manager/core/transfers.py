@@ -89,8 +89,6 @@ class Fetch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Peer:
-    """A pilot in the plan. It serves others if it has an address."""
-
     id: PilotId
     address: str = ""
     cache: str = ""
@@ -171,7 +169,6 @@ class Transfers:
         return found
 
     def wants(self, object: Object) -> int:
-        """Number of peers that an object should come from."""
         if object.ref.size_bytes <= self.limits.small_bytes:
             return 1
         return max(1, self.limits.sources - (len(object.fetches) > self.limits.close))
@@ -380,7 +377,6 @@ class Transfers:
             self.list_source(source, object)
 
     def has_room(self, peer: Peer, object: Object) -> bool:
-        """True if a peer can serve one more fetch of this object."""
         fetch = object.fetches.get(peer.id)
         sure = fetch is None or fetch.way is Way.READER
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves

@@ -120,8 +120,6 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    """Unloads idle libraries as the limits of their contexts say."""
-
     def __init__(self) -> None:
         self._due: dict[str, float] = {}  # When the timer of a context fires, by recipe key
 

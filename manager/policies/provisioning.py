@@ -160,7 +160,6 @@ class KeepBlocks(Quiet):
         return len(able) >= needs.devices
 
     def _retry_at(self, source: SourceState) -> float:
-        """Return when a failed source may be asked again. One pilot that dies young is forgiven."""
         times = source.failures + max(0, source.short_lived - 1)
         if not times:
             return 0.0

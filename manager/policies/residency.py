@@ -103,7 +103,6 @@ class LoadWhereWanted(Quiet):
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls wait, or whose libraries may have been idle for long enough."""
         if ends := self._keep_alive.fired(view, key):
             return ends
         context = view.contexts.get(key)
@@ -190,7 +189,6 @@ class LoadWhereWanted(Quiet):
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
-        """True if the context has room on a device that suits it."""
         return suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:

@@ -72,7 +72,6 @@ def spare_rank(context: Context, facts: DeviceFacts) -> int:
 
 
 def may_suit(context: Context, device: Device) -> bool:
-    """True if a device suits a context, or will after its quarantine."""
     return not device.reported and is_of_kind(context, device.facts)
 
 

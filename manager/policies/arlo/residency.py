@@ -87,12 +87,10 @@ class AllocateRuntimes(LoadWhereWanted):
         return max((known_bytes(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Take the next steps of each family's plan; make a new plan when it is due."""
         for family in _families(view):
             yield from self._steps(view, family)
 
     def rests(self, view: View) -> bool:
-        """True while no calls of a family arrive and every plan is carried out."""
         for family in _families(view):
             plan = self._plans.get(family[-1].recipe.key)
             if plan is None or self._arrivals.came_since(family, plan.made_at):

@@ -133,7 +133,6 @@ def makes_warm(library: Library) -> bool:
 
 
 def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
-    """Return a forecast for a call, if it is known and has changed noticeably."""
     if ends_at == math.inf:
         return []
     ends_at = max(ends_at, view.now)

@@ -67,7 +67,6 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
         return 0
 
     def is_lost(self, now: float) -> bool:
-        """True if it is late with any number of warm replicas."""
         return now + self.run_s[-1] > self.deadline_at
 
 
@@ -167,7 +166,6 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return a job's need; 0 = it is late, or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:

@@ -128,8 +128,6 @@ def cold_start_s(view: View, call: Call) -> float:
 
 
 class CacheSizes:
-    """Sizes of reservations with a watermark (0.25: a quarter more than required)."""
-
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
 
@@ -154,7 +152,6 @@ class CacheSizes:
         return self.grow(library, self.required(library.context, device, (*library.held.values(), call)))
 
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required`, as `admit`."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
