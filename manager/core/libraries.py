@@ -362,6 +362,7 @@ def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: f
 
 
 def used_since(library: Library, at: float) -> int:
+    """Return the most memory used since a time, in bytes; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 

@@ -146,6 +146,7 @@ def dequeue_call(call: Call) -> None:
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
+    """Take out a call for good."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)

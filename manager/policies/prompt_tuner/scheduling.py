@@ -166,6 +166,7 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
+        """Return a job's need; 0 = it is late, or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:

@@ -152,6 +152,7 @@ class CacheSizes:
         return self.grow(library, self.required(library.context, device, (*library.held.values(), call)))
 
     def grow(self, library: Library, required: int) -> int | None:
+        """Return the bytes to reserve for `required`, as `admit`."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
