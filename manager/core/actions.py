@@ -16,19 +16,17 @@ from stoker.manager.core import (
     deadlines,
     ending,
     events,
-    gangs,
     holding,
     libraries,
     pilots,
     queues,
     seams,
-    sending,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, PolicyError
 from stoker.protocol.bounds import is_sound
-from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.calls import Failure, FailureKind, GangPlace
 from stoker.protocol.ids import LibraryId, PilotId, RecipeKey
 from stoker.protocol.to_pilot import EvictCall, RunCalls
 
@@ -151,7 +149,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
             libraries.promise_resize(library, action.reserve_bytes)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
-        blob = sending.blob_for(library, group)
+        blob = holding.blob_for(library, group)
         manager.say(
             library.pilot,
             RunCalls(
@@ -175,7 +173,13 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
     members = tuple(_with_room(manager, id, call) for id in action.libraries)
-    gangs.start_gang(manager, call, members)
+    queues.leave_queue(manager, call)
+    holding.give_gang(manager, members, call)
+    for rank, library in enumerate(members):
+        queues.relist_library(manager, library)
+        place, blob = GangPlace(rank, len(members)), holding.blob_for(library, call.group)
+        options, key = call.group.options, call.group.function.key
+        manager.say(library.pilot, RunCalls(library.id, key, [call.spec], options, blob, place))
 
 
 def _evict(manager: Manager, action: seams.Evict) -> None:

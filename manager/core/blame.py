@@ -83,7 +83,6 @@ def _evidence(state: State, call: Call, loss: Loss) -> str:
 
 
 def last_words(state: State, pilot: Pilot) -> str:
-    """Describe the end of a pilot."""
     block = state.block_of(pilot)
     words = [pilot.loss.value if pilot.loss is not None else "", pilot.notes[-1][1] if pilot.notes else ""]
     if block is not None and block.reason:
@@ -97,7 +96,6 @@ def times(count: int) -> str:
 
 
 def is_suspect(trial: Trial) -> bool:
-    """True if a call must run alone."""
     return len(trial.counted) >= ALONE_AFTER
 
 
@@ -189,7 +187,6 @@ def printed_in(library: Library) -> Printed | None:
 
 
 def log_of(library: Library) -> str:
-    """Return the path of a library's log; empty if unknown."""
     return f"{library.pilot.folder}/lib-{library.id}.log" if library.pilot.folder else ""
 
 
@@ -199,7 +196,6 @@ MOST = 64  # Questions at once; the others follow
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
-    """Start the timer that asks about printed progress."""
     if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
         manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
 
@@ -248,7 +244,6 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:
-    """Mark a pilot as fit for a context."""
     for about in (EVERY, key):
         pilot.unfit.pop(about, None)
         pilot.unfit_times.pop(about, None)

@@ -62,7 +62,6 @@ def _adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
 
 
 def pilot_joined(manager: Manager, pilot: Pilot) -> None:
-    """A pilot joins: attach it to its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
@@ -86,7 +85,6 @@ def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
 
 
 def check_emptied_block(manager: Manager, id: str) -> None:
-    """Cancel a block without pilots for a whole lease."""
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
@@ -112,7 +110,6 @@ _STOPPED = "its source is stopped"
 
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
-    """Take the batch system's news of a block."""
     state = manager.state
     block = state.blocks.get(message.block) or _adopted(manager, message)
     if block is None:
@@ -181,7 +178,6 @@ def _over(manager: Manager, block: Block) -> None:
 
 
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
-    """A batch system does not answer, or answers again."""
     source = manager.state.sources.get(message.source)
     if source is None:
         manager.state.refuse("trouble of a source that is not known")

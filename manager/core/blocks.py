@@ -39,7 +39,6 @@ def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
 
 
 def undo_loss(manager: Manager, pilot: Pilot) -> None:
-    """A pilot that counted as lost has returned."""
     if pilot.loss is None:
         return
     _count(manager.state, pilot.loss, -1)
@@ -51,7 +50,6 @@ def undo_loss(manager: Manager, pilot: Pilot) -> None:
 
 
 def settle_losses(manager: Manager, block: Block) -> None:
-    """Settle the losses of a block with the reason known now."""
     pilots, block.unsettled = block.unsettled, {}
     for pilot in pilots.values():
         assert pilot.loss is not None
@@ -59,14 +57,12 @@ def settle_losses(manager: Manager, block: Block) -> None:
 
 
 def settle_losses_of(manager: Manager, id: str) -> None:
-    """A block's losses were not explained in time."""
     block = manager.state.blocks.get(BlockId(id))
     if block is not None:
         settle_losses(manager, block)
 
 
 def record_departure(manager: Manager, pilot: Pilot) -> None:
-    """Record the stay of a pilot that was not lost."""
     end = PilotEnd.WALLTIME if deadlines.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
     _record(manager, pilot, manager.state.now, end, None)
 
@@ -169,7 +165,6 @@ def remove_block(state: State, block: Block) -> None:
 
 
 def pilot_returned(manager: Manager, block: Block, pilot: Pilot) -> None:
-    """A given-up pilot of a block is here again."""
     block.pilots[pilot.id] = None
     _note_running(manager, block)
 
@@ -256,7 +251,6 @@ def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
 
 
 def note_useful(manager: Manager, pilot: Pilot) -> None:
-    """A pilot has loaded a context: its block works."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.proved = True

@@ -115,7 +115,6 @@ class Queue(Generic[C]):
         return found
 
     def push(self, call: C) -> None:
-        """Add a new call."""
         self.extend([call])
 
     def extend(self, calls: list[C]) -> None:
@@ -135,7 +134,6 @@ class Queue(Generic[C]):
         self._enter(call)
 
     def reorder(self) -> None:
-        """Sort again after expected run times changed."""
         for level in self._levels.values() if self.is_by_run_time else ():
             for heap in (level.back, level.gangs):
                 waiting = [entry[4] for entry in heap if _holds(entry)]
@@ -144,7 +142,6 @@ class Queue(Generic[C]):
                 heapq.heapify(heap)
 
     def put_apart(self, call: C) -> None:
-        """Add a call that waits apart."""
         self.apart[call.id] = call
         self.count += 1
 
@@ -160,7 +157,6 @@ class Queue(Generic[C]):
         self.put_back(call)
 
     def leave(self, call: C) -> None:
-        """Remove a waiting call."""
         self.count -= 1
         call.ticket = NOT_QUEUED
         if self.apart.pop(call.id, None) is not None:
@@ -226,7 +222,6 @@ class Queue(Generic[C]):
             yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
 
     def is_before(self, one: C, other: C) -> bool:
-        """True if one waiting call precedes the other."""
         return self.rank(one) < self.rank(other)
 
     def rank(self, call: C) -> tuple[int, float, float, int]:

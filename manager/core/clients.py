@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams, sending
+from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams
 from stoker.manager.core.events import (
     ClientGone,
     DiscardObject,
@@ -74,7 +74,6 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
 
 
 def acknowledge_results(client: Client, total: int) -> None:
-    """A client has received this many ends of calls in all."""
     unacked = client.unacked
     count = min(total - client.first_unacked, len(unacked))
     if count == len(unacked):
@@ -86,7 +85,6 @@ def acknowledge_results(client: Client, total: int) -> None:
 
 
 def mark_connected(manager: Manager, client: Client) -> None:
-    """Mark a client as connected; its limits count again."""
     was_gone, client.connected, client.gone = client.gone, True, False
     if was_gone:
         for context in registry.recompute_client_limits(manager, client):
@@ -163,7 +161,6 @@ def without_ended(client: Client, message: Submit) -> Submit:
 
 
 def end_unaccepted(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
-    """End calls that were not accepted, unless they are open."""
     ends = [CallEnd(id, False, b"", 0.0, failure) for id in ids if id not in manager.state.calls]
     manager.results_of(client).extend(ends)
 
@@ -230,7 +227,6 @@ def forget_gone_client(manager: Manager, id: str) -> None:
 
 
 def ban(state: State, name: str, why: str) -> None:
-    """Refuse a peer from now on, with this reason."""
     state.banned[name] = why
     if len(state.banned) > KEPT_BANNED:
         del state.banned[next(iter(state.banned))]
@@ -248,7 +244,6 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
 
 
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Forget functions that no client will name again."""
     dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
         ending.record_runs(manager)
@@ -266,7 +261,6 @@ def _forget_unused(manager: Manager, id: str) -> None:
 
 # ---- the end of the session
 def end_session(manager: Manager, reason: str) -> None:
-    """End every open call, release the pilots, and stop the manager."""
     state = manager.state
     if state.ending:
         return
@@ -276,7 +270,7 @@ def end_session(manager: Manager, reason: str) -> None:
         if call.state is CallState.HELD:
             holding.withdraw(manager, call, running=True)
         ending.fail_call(manager, call, failure)
-    sending.send_results(manager)
+    ending.send_results(manager)
     manager.sends.clear()
     manager.drops.clear()
     for pilot in state.pilots.values():

@@ -53,7 +53,6 @@ def watch_queue(manager: Manager, context: Context) -> None:
 
 
 def check_queue_deadlines(manager: Manager, key: str) -> None:
-    """Drop lost calls, and set the next timer."""
     context = manager.state.contexts.get(key)
     if context is not None:
         drop_late_calls(manager, context)
@@ -217,7 +216,6 @@ def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
 
 
 def drain_soonest_at(pilot: Pilot, now: float) -> float:
-    """Earliest time at which a pilot is drained."""
     return max(now, pilot.ends_at - MOST_OF_IT * pilot.lasts_s)
 
 
@@ -228,7 +226,6 @@ def drain_in_s(pilot: Pilot, now: float) -> float:
 
 
 def is_near_its_end(pilot: Pilot, now: float) -> bool:
-    """True if a pilot's walltime is over, or nearly."""
     return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_PART * pilot.lasts_s)
 
 

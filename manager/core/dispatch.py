@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef
-from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries, sending
+from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
@@ -28,7 +28,6 @@ ASK_PAUSE_S = 0.05  # Seconds between two questions about a context without a li
 
 
 def feed_library(manager: Manager, library: Library) -> None:
-    """Give a library with room calls."""
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
@@ -100,7 +99,6 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
 
 
 def apply_limits(manager: Manager, context: Context) -> None:
-    """The limits of a context changed: ask about its libraries and calls."""
     residency, state = manager.policies.residency, manager.state
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
@@ -198,7 +196,6 @@ def _retry_call(manager: Manager, call: Call, *, why: str) -> None:
 
 # ---- calls that ended
 def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None:
-    """End calls of a library, and feed it."""
     ends = message.ends
     open_calls = manager.state.calls
     plain = not manager.watch and not manager.tracked
@@ -306,7 +303,7 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
         if call is not None:
             back.append(call)
             if message.need_function:
-                sending.forget_sent(library, call.group.function.key)
+                holding.forget_sent(library, call.group.function.key)
         elif not holding.slot_is_free(library, id):
             state.refuse("return of a call that the library does not hold")
     queues.relist_library(manager, library)
@@ -326,7 +323,6 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
 
 
 def calls_progressed(manager: Manager, library: Library, message: CallsProgress) -> None:
-    """Running calls report progress."""
     state = manager.state
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
@@ -353,7 +349,6 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
 
 
 def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> None:
-    """An evicted call waits again with its progress."""
     progress = message.progress
     call = holding.take_out(library, progress.call)
     if call is None:
@@ -372,7 +367,6 @@ def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> No
 
 # ---- stuck libraries
 def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
-    """Requeue the backlog of every stuck library."""
     state = manager.state
     looked = False
     for context in state.contexts.values():

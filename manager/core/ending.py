@@ -16,6 +16,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library
 from stoker.manager.core.per_context import Cost, work_of
 from stoker.manager.core.state import State
+from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.units import first_words
@@ -88,7 +89,6 @@ def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = Tr
 
 
 def end_silently(manager: Manager, call: Call) -> None:
-    """End a call whose client has the result already."""
     if call.state is CallState.HELD:
         holding.withdraw(manager, call, running=False)
     _close_call(manager, call)
@@ -170,6 +170,18 @@ def place_of(holder: Library | Gang) -> str:
     return f"a gang of {', '.join(places)}" if isinstance(holder, Gang) else places[0]
 
 
+def send_results(manager: Manager) -> None:
+    """Number ends of calls and send them to connected clients."""
+    results, manager.results = manager.results, {}
+    for client, ends in results.items():
+        if not ends:
+            continue
+        first = client.first_unacked + len(client.unacked)
+        client.unacked.extend(ends)
+        if client.connected and client.unnamed is None:
+            manager.tell(client, to_client.Results(first, ends))
+
+
 def fail_call(manager: Manager, call: Call, failure: Failure) -> None:
     end_call(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
 
@@ -217,7 +229,6 @@ def account_runs(
 
 
 def record_runs(manager: Manager) -> None:
-    """Record the cost of calls since the last record."""
     manager.state.recorded_at = manager.state.now
     unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
     for cost in unrecorded:
@@ -265,5 +276,4 @@ def learn_gang_pace(call: Call, gang: Gang, *, items: float, seconds: float) -> 
 
 
 def note_items_done(call: Call, done: float) -> None:
-    """Learn how many of its items a gang's call did."""
     call.group.context.paces.end(call.spec.features, done)

@@ -10,33 +10,20 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import ending, holding, queues, sending
+from stoker.manager.core import ending, holding
 from stoker.manager.core.events import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
-from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
-from stoker.protocol.to_pilot import MeetGang, RunCalls
+from stoker.protocol.to_pilot import MeetGang
 
 _BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
 MOST_BREAKS = 10  # Breaks after which a call is given up, although its libraries live
 
 
-def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
-    """Start a waiting call on these libraries together; rank = position."""
-    group = call.group
-    queues.leave_queue(manager, call)
-    holding.give_gang(manager, members, call)
-    for rank, library in enumerate(members):
-        queues.relist_library(manager, library)
-        place = GangPlace(rank, len(members))
-        blob = sending.blob_for(library, group)
-        manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
-
-
 def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
-    """Tell the other ranks where rank 0 listens."""
     id, address = message.call, message.address
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
@@ -49,7 +36,6 @@ def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> Non
 
 
 def remind_of_rank0(manager: Manager, library: Library) -> None:
-    """Tell a library again where rank 0 of its gangs listens."""
     for call in library.held.values():
         gang = call.holder
         if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:

@@ -2,7 +2,7 @@
 
 A library gets a call here (`give`, `give_all`, `give_gang`, `offer`, `resume`) and loses it here. A call that is
 withdrawn keeps its slot as a *zombie* until the pilot says that the slot is free. Calls given and orders to drop leave
-at the end of the event (`sending`).
+at the end of the event.
 
 Records of progress, forecasts and broken gangs are in dicts of the state, because of a million calls nearly none has
 any.
@@ -11,17 +11,21 @@ any.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from stoker.manager.core import queues
+from stoker.manager.core import blame, queues
 from stoker.manager.core.events import PaceAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State, StreamFacts, Trial
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec
-from stoker.protocol.ids import CallId
+from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_client import ProgressReports
-from stoker.protocol.to_pilot import TakeBack
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, TakeBack
+
+_GROUP = attrgetter("group")
 
 
 def places_changed(manager: Manager, context: Context) -> None:
@@ -45,14 +49,12 @@ def reserve_pilot(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> N
 
 
 def trial_ended(manager: Manager, id: int) -> None:
-    """Forget the trial of an ended call."""
     trial = manager.state.trials.pop(id, None)
     if trial is not None:
         free_reserved_pilot(manager, trial)
 
 
 def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
-    """Let a reserved pilot serve others again."""
     pilot, trial.pilot = trial.pilot, None
     if pilot is None:
         return
@@ -87,7 +89,6 @@ def stream_of(state: State, call: int, run: int) -> StreamFacts:
 
 
 def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
-    """Record a forecast, and send it at the end of the event."""
     said = manager.state.forecasts[call.id] = CallForecast(call.id, ends_at, in_time)
     manager.forecasts.setdefault(call.group.client, []).append(said)
 
@@ -157,7 +158,6 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
 
 # ---- calls come to libraries
 def takes(manager: Manager, library: Library, call: Call) -> bool:
-    """True if a library may get one more such call."""
     group = call.group
     return (
         library.state is LibraryState.READY
@@ -317,7 +317,6 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
 
 
 def withdraw_to_queue(manager: Manager, call: Call) -> None:
-    """Withdraw a held call just before it ends."""
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
     queues.enqueue_in_place(call)
@@ -340,7 +339,6 @@ def release_all_of(manager: Manager, library: Library) -> list[Call]:
 
 
 def progressed(manager: Manager, library: Library) -> None:
-    """Note the time of the last end in a library."""
     library.ended_at = manager.state.now
 
 
@@ -352,7 +350,6 @@ def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_ga
 
 
 def occupy(library: Library, id: CallId) -> None:
-    """Take a slot for an orphan."""
     library.zombies[id] = False
 
 
@@ -383,10 +380,49 @@ def ask_back(manager: Manager, library: Library, count: int) -> None:
 
 
 def gave_back(library: Library) -> None:
-    """A library has returned what it could."""
     library.taking = 0
 
 
 def serve_after(manager: Manager, context: Context) -> None:
     if context.queue.count and context.index:
         manager.returned[context] = None
+
+
+# ---- the end of an event
+def send_calls(manager: Manager) -> None:
+    sends, manager.sends = manager.sends, {}
+    for library, given in sends.items():
+        if not given:
+            continue
+        group = given[0].group
+        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all of them
+        if len(specs) == len(given):
+            _send(manager, library, group, specs)
+        else:
+            for group, some in groupby(given, _GROUP):
+                _send(manager, library, group, [call.spec for call in some])
+
+
+def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
+    blob = blob_for(library, group)
+    manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
+    blame.watch_printing(manager, library)
+
+
+def blob_for(library: Library, group: Group) -> FunctionBlob | None:
+    function = group.function
+    if function.key in library.functions:
+        return None
+    library.functions.add(function.key)
+    return function
+
+
+def forget_sent(library: Library, *functions: FunctionKey) -> None:
+    """A library lost these functions, or may have lost any: send them again."""
+    library.functions.difference_update(functions or tuple(library.functions))
+
+
+def send_drops(manager: Manager) -> None:
+    for (library, running, grace_s), dropped in manager.drops.items():
+        manager.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
+    manager.drops.clear()

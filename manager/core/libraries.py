@@ -69,24 +69,20 @@ def has_given_up(context: Context) -> bool:
 
 
 def record_pilot_lack(context: Context, failure: Failure) -> None:
-    """Remember a load that failed because its pilot lacks something."""
     context.last_failure = failure
 
 
 def record_cut_load(library: Library, now: float) -> None:
-    """Count a load that a walltime cut off."""
     context = library.context
     context.cut_loads += 1
     context.cut_after_s = max(context.cut_after_s, now - library.started_at)
 
 
 def record_lost_load(context: Context, pilot: Pilot) -> None:
-    """Count a pilot that was lost while it only loaded a context."""
     context.lost_loads.append(pilot)
 
 
 def undo_lost_load(state: State, pilot: Pilot) -> None:
-    """A pilot that counted as lost has returned."""
     for context in state.contexts.values():
         if pilot in context.lost_loads:
             context.lost_loads.remove(pilot)
@@ -102,7 +98,6 @@ def lost_pilots(context: Context) -> list[Pilot]:
 
 
 def forget_pilots(state: State) -> None:
-    """Forget failures on pilots that are gone."""
     for context in state.contexts.values():
         context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
 
@@ -149,7 +144,6 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    """Change a library's reservation, and tell its pilot."""
     promise_resize(library, memory_bytes)
     manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
@@ -161,7 +155,6 @@ def promise_resize(library: Library, memory_bytes: int) -> None:
 
 
 def resize_again(manager: Manager, library: Library) -> None:
-    """Repeat the last unanswered resize to a pilot that returned."""
     if library.resizing:
         manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
         del library.resizing[:-1]
@@ -195,7 +188,6 @@ def _holds(manager: Manager, library: Library, size: int) -> None:
 
 
 def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
-    """Update devices' tiers: warm with a ready library."""
     tiers, now = manager.state.tier_seconds, manager.state.now
     for device in devices:
         tiers[device.tier] = tiers.get(device.tier, 0.0) + now - device.tier_since
@@ -228,7 +220,7 @@ def load_library(
         PolicyError: the memory is not free.
     """
     state = manager.state
-    library = Library(LibraryId(state.next_library), context, pilot, devices, 0, state.now)
+    library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
     promise(library, memory_bytes)
     state.next_library += 1
     _attach_library(manager, library)
@@ -252,7 +244,6 @@ def load_library(
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
-    """Tell a library to end after its calls."""
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):
         return
     library.state = LibraryState.STOPPING
@@ -268,7 +259,6 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
-    """A library is lost with its pilot: requeue its calls."""
     count_runs_again(manager, min(library.slots, len(library.held)))
     library.note(manager.state.now, f"gone with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
@@ -335,7 +325,6 @@ def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterabl
 
 
 def mark_ready(manager: Manager, library: Library) -> None:
-    """A library has loaded: forget failed loads."""
     context = library.context
     library.state = LibraryState.READY
     library.ready_at = library.used_at = manager.state.now
@@ -348,7 +337,6 @@ def mark_ready(manager: Manager, library: Library) -> None:
 
 
 def note_idle(manager: Manager, library: Library) -> None:
-    """Note that a library has nothing to do."""
     library.used_at = manager.state.now
 
 

@@ -20,22 +20,12 @@ from stoker.protocol.ids import CallId
 class Manager:
     """The context of every step.  `strict`: raise on illegal actions. `watch`: calls kept when they end."""
 
-    def __init__(
-        self,
-        state: State,
-        policies: Policies,
-        *,
-        strict: bool,
-        watch: frozenset[int],
-        heartbeat_s: float,
-        lease_s: float,
-    ) -> None:
+    def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
         self.policies = policies
         self.strict = strict
         self.watch = watch
-        self.heartbeat_s = heartbeat_s
-        self.lease_s = lease_s
+        self.heartbeat_s, self.lease_s = 5.0, 60.0  # New pilots are told these
         self.out: list[Command] = []
         self.sends: dict[Library, list[Call]] = {}  # Calls that go to libraries when the event is over (`holding`)
         self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)
@@ -64,16 +54,13 @@ class Manager:
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:
-        """Return the ends that a client gets after this event."""
         return self.results.setdefault(client, [])
 
     def set_timer(self, key: str, at: float) -> None:
-        """Ask the shell for a timer."""
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
     def drop_timer(self, key: str) -> None:
-        """A timer fired, or is not needed."""
         self.state.timers.pop(key, None)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:

@@ -25,16 +25,12 @@ from stoker.protocol.wire import Inbox
 
 
 class CallState(enum.Enum):
-    """Where a call is."""
-
     WAITING = "waiting"  # In its context's queue
     HELD = "held"  # Sent to a library (or a gang of them), which runs it or will
     ENDED = "ended"  # Its one end has been made; the object lingers only for its story
 
 
 class LibraryState(enum.Enum):
-    """State of a library, as the manager knows."""
-
     LOADING = "loading"  # Told to start; fetches, starts, loads
     READY = "ready"  # Holds its context and serves calls
     STOPPING = "stopping"  # Told to stop; keeps its memory until it is gone
@@ -42,8 +38,6 @@ class LibraryState(enum.Enum):
 
 
 class PilotState(enum.Enum):
-    """Where a pilot is, as the manager knows."""
-
     HERE = "here"  # Connected
     CUT = "cut"  # Disconnected; it may return with its libraries
     DRAINING = "draining"  # Told to end when its running calls are done; gets nothing new
@@ -61,8 +55,6 @@ class MapRecord:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Client:
-    """A program that uses the session."""
-
     id: ClientId
     number: int
     observer: bool
@@ -137,7 +129,6 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def notes(self) -> list[Note]:
-        """Unusual events for its story."""
         return self.past.notes if self.past is not None else []
 
     @property
@@ -146,7 +137,6 @@ class Call(msgspec.Struct, gc=False, eq=False):
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
-        """Add a note to the call's story."""
         past = self.remember()
         past.notes.append((now, text))
         if len(past.notes) > KEPT_CALL_NOTES:
@@ -170,8 +160,6 @@ class Gang:
 
 
 class Context:
-    """A recipe with all measurements and libraries of it."""
-
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
         "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures", "load_s", "load_total_s",
@@ -234,8 +222,6 @@ class Context:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CountedFailures:
-    """Failures of one kind; `call`, `message`: the last one."""
-
     first_at: float
     last_at: float = 0.0
     count: int = 0
@@ -290,16 +276,13 @@ class Library:
         "required_bytes", "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
-    def __init__(
-        self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], promised: int, now: float
-    ) -> None:
+    def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:
         self.id = id
         self.context = context
         self.pilot = pilot
         self.devices = devices
-        self.promised_bytes = promised
-        self.slots = context.slots
-        """How many calls it runs at once: what it has said, or until then what is known of its context."""
+        self.promised_bytes = 0
+        self.slots = context.slots  # Calls at once: what it has said, or until then what is known of its context
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
         self.line = ""  # Its last output, if it loads for long
@@ -327,7 +310,6 @@ class Library:
 
     @property
     def load(self) -> int:
-        """Calls that take a slot or wait here for one."""
         return len(self.held) + len(self.zombies)
 
     @property
@@ -348,7 +330,6 @@ class Library:
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
     def note(self, now: float, text: str) -> None:
-        """Add a note to the library's story."""
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
@@ -363,8 +344,6 @@ class Library:
 
 
 class Pilot:
-    """An agent on a node."""
-
     __slots__ = (
         "asked_why", "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id",
         "inbox", "kept", "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate",
@@ -409,7 +388,6 @@ class Pilot:
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     def note(self, now: float, *texts: str) -> None:
-        """Add notes to the pilot's story."""
         self.notes += [(now, text) for text in texts]
         del self.notes[1:-KEPT_PILOT_NOTES]
 

@@ -38,7 +38,6 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
-    """A pilot's connection broke: nothing is planned for it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -57,7 +56,6 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot) -> None:
-    """A pilot is gone."""
     pilot_cut(manager, pilot)
     manager.state.transfers.peers.pop(pilot.id, None)
 
@@ -79,7 +77,6 @@ def pilot_drains(manager: Manager, pilot: Pilot) -> float:
 
 
 def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
-    """Set the digests of an object's parts."""
     object = manager.state.transfers.object(name)
     object.manifest = object.manifest or manifest
 
@@ -173,7 +170,6 @@ def _silence(transfers: Transfers, peer: Peer) -> None:
 
 
 def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
-    """Objects left a pilot's cache, or are unwanted."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -188,7 +184,6 @@ def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
 
 
 def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
-    """Peers, or the origin, failed a pilot."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None

@@ -22,7 +22,6 @@ MOST_MAPS = 1000  # A program's open maps that are remembered
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:
-    """Take the report of a map."""
     known = client.maps.get(report.map)
     if report.over:
         client.maps.pop(report.map, None)

@@ -68,7 +68,6 @@ class LoadIndex(Generic[L]):
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
-        """List a library as the last of a level (see `level_of`)."""
         id, levels = library.id, self._levels
         before = self._level_of.get(id)
         if before == level:
@@ -86,7 +85,6 @@ class LoadIndex(Generic[L]):
         stand[id] = library
 
     def drop(self, library: L) -> None:
-        """Unlist a library."""
         level = self._level_of.pop(library.id, None)
         if level is None:
             return
@@ -98,7 +96,6 @@ class LoadIndex(Generic[L]):
         del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
-        """Note that a library got calls."""
         burst = self.burst
         if burst is not None and burst.library is library and burst.at == now:
             burst.calls += calls
@@ -110,7 +107,6 @@ class LoadIndex(Generic[L]):
             self.burst = None
 
     def hottest(self) -> Iterator[L]:
-        """Yield libraries with a free slot, the hottest first."""
         return reversed(self.free.values())
 
     def least_loaded(self) -> Iterator[L]:
@@ -151,7 +147,6 @@ class Paces:
         self.meet_s = meet_s
 
     def learn(self, size: int, *, work: float, seconds: float) -> None:
-        """Learn from a run, meeting excluded."""
         if work <= 0 or seconds < 0:
             return
         pace = max(seconds, LEAST_S) / work

@@ -25,7 +25,6 @@ from stoker.manager.core import (
     pilots,
     queues,
     retries,
-    sending,
 )
 from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
@@ -55,7 +54,6 @@ def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
 
 
 def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
-    """Tell a pilot to leave."""
     manager.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
 
@@ -86,7 +84,6 @@ def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> boo
 
 
 def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
-    """Add a new pilot."""
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
     pilots.pilot_joins(manager, pilot)
@@ -109,7 +106,6 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
-    """Reconcile the records with a hello, and repeat orders."""
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
@@ -157,7 +153,7 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
-    sending.forget_sent(library)
+    holding.forget_sent(library)
     libraries.set_slots(library, facts.slots)
     for running in (False, True):
         orphans = manager.state.orphans
@@ -187,7 +183,6 @@ def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str]
 
 
 def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
-    """A device failed its probe, or works again."""
     device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
@@ -201,7 +196,6 @@ RECORD_S = 5.0  # Costs of runs are recorded no more often than this
 
 
 def is_heartbeat(event: FromPilot) -> bool:
-    """True if a frame is one unnumbered heartbeat."""
     return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
 
 
@@ -243,7 +237,6 @@ OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
-    """A library has loaded."""
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
         if library.state is not LibraryState.STOPPING:  # otherwise it was told to stop meanwhile

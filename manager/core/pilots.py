@@ -31,12 +31,10 @@ KEPT_PILOTS = 1000  # Pilots that are kept after their end, for stories and retu
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
-    """Add a new pilot."""
     manager.state.pilots[pilot.id] = pilot
 
 
 def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
-    """A pilot whose connection broke is here again."""
     pilot.note(manager.state.now, "came back")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
@@ -54,7 +52,6 @@ def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
 
 
 def forget_old_pilots(state: State, *, kept_s: float) -> None:
-    """Pilots that were gone for too long cannot return."""
     for pilot in state.gone_pilots.values():
         if state.now - pilot.lost_at >= kept_s:
             pilot.kept = None
@@ -136,7 +133,6 @@ def release_pilots_of(manager: Manager, block: str) -> None:
 
 
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
-    """Drain a pilot after its running calls."""
     pilot.released = True
     if pilot.state in (PilotState.HERE, PilotState.CUT):
         hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} is to end")
@@ -305,7 +301,6 @@ def is_unheard_of(state: State, id: int) -> bool:
 
 
 def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
-    """Keep the slot of a running orphan."""
     holding.occupy(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)
@@ -361,7 +356,7 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
-    library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
+    library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)

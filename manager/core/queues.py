@@ -33,7 +33,6 @@ def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
 
 
 def full_since(library: Library) -> float | None:
-    """Since when the same calls take every slot, or None."""
     place = library.slots - 1 - len(library.zombies)
     if place < 0:
         return library.ended_at
@@ -42,7 +41,6 @@ def full_since(library: Library) -> float | None:
 
 
 def free_slots(manager: Manager, library: Library) -> int:
-    """Number of calls that a library may hold."""
     window = manager.policies.dispatch.window(manager.state, library)
     return min(window, library.slots) if library.stuck else window
 
@@ -81,7 +79,6 @@ def relist_library(manager: Manager, library: Library) -> bool:
 
 
 def note_given(library: Library, count: int, now: float) -> None:
-    """Note that a library got calls."""
     library.context.index.gave(library, count, now)
 
 
@@ -90,13 +87,11 @@ def schedule_backlog_check(manager: Manager) -> None:
 
 
 def mark_stuck(manager: Manager, library: Library) -> None:
-    """Give a library no backlog."""
     library.stuck = True
     relist_library(manager, library)
 
 
 def unmark_stuck(library: Library) -> None:
-    """A call of a library ended: it may have a backlog."""
     library.stuck = False
 
 
@@ -130,7 +125,6 @@ def libraries_for(context: Context) -> Iterator[Library]:
 
 
 def enqueue(context: Context, calls: list[Call]) -> None:
-    """Queue new calls of one group."""
     context.queue.extend(calls)
 
 
@@ -139,12 +133,10 @@ def enqueue_in_place(call: Call) -> None:
 
 
 def reorder_queue(context: Context) -> None:
-    """Sort a queue again after expected run times changed."""
     context.queue.reorder()
 
 
 def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
-    """Take up to `limit` calls of the head's group."""
     return context.queue.take(group, limit)
 
 

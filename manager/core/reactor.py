@@ -22,19 +22,21 @@ from stoker.manager.core import (
     clients,
     deadlines,
     dispatch,
+    ending,
     events,
     gangs,
+    holding,
     libraries,
     object_plan,
     objects,
     outlook,
+    pieces,
     pilot_reports,
     pilots,
     queues,
     registry,
     report,
     retries,
-    sending,
     story,
 )
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot
@@ -60,21 +62,15 @@ class Core:
         now: float = 0.0,
         strict: bool = False,
         watch: frozenset[int] = frozenset(),
-        heartbeat_s: float = 5.0,
-        lease_s: float = 60.0,
     ) -> None:
-        self.manager = Manager(
-            State(session, now=now), policies, strict=strict, watch=watch, heartbeat_s=heartbeat_s, lease_s=lease_s
-        )
+        self.manager = Manager(State(session, now=now), policies, strict=strict, watch=watch)
 
     @property
     def state(self) -> State:
-        """Everything that the manager knows."""
         return self.manager.state
 
     @property
     def policies(self) -> Policies:
-        """The policies that answer at the seams."""
         return self.manager.policies
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -87,7 +83,7 @@ class Core:
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
         """Return commands that pass on pieces; they are not journalled."""
-        return sending.pass_pieces_on(self.state, event, now)
+        return pieces.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
         """Return commands to carry out before the first event: timers of policies."""
@@ -99,7 +95,6 @@ class Core:
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def forget_half(self) -> None:
-        """Drop the commands of an event that raised."""
         self.manager.out.clear()
 
 
@@ -108,7 +103,6 @@ _LACKS_NOTHING = (math.inf, 0.0, 0)
 
 
 def react(manager: Manager, event: Event) -> None:
-    """Handle one event."""
     state = manager.state
     match event:
         case FromPilot():
@@ -168,7 +162,6 @@ def on_manager_restarted(manager: Manager) -> None:
 
 
 def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
-    """Take the messages of a pilot's frame once."""
     state = manager.state
     pilot, messages = state.pilots.get(event.pilot), event.messages
     if messages and type(messages[0]) is PilotHello:
@@ -268,7 +261,6 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
 
 # ---- clients
 def on_client_frame(manager: Manager, event: FromClient) -> None:
-    """Take the messages of a client's frame once."""
     state = manager.state
     client, messages = state.clients.get(event.client), event.messages
     if messages and isinstance(messages[0], ClientHello):
@@ -329,7 +321,6 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
 
 
 def on_client_message(manager: Manager, client: Client, message: to_manager.FromClient) -> None:
-    """Take one message of a client."""
     state = manager.state
     match message:
         case Submit():
@@ -377,7 +368,6 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
 
 
 def on_submit(manager: Manager, client: Client, message: Submit) -> None:
-    """A client submits calls of one function on one context."""
     state = manager.state
     options = clients.options_of(message, now=state.now)
     if clients.must_be_repeated(state, client, message):
@@ -418,7 +408,6 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Ask a policy that works in rounds."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -452,13 +441,13 @@ def settle(manager: Manager) -> None:
         _ask_policies(manager)
     object_plan.settle_transfers(manager)
     if manager.drops:
-        sending.send_drops(manager)
+        holding.send_drops(manager)
     if manager.forecasts:
         deadlines.send_forecasts(manager)
     if manager.sends:
-        sending.send_calls(manager)
+        holding.send_calls(manager)
     if manager.results:
-        sending.send_results(manager)
+        ending.send_results(manager)
     if manager.resting:
         manager.wake_resting()
 

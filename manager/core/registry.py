@@ -30,7 +30,6 @@ KEPT_GROUPS = 1000  # Groups without open calls that are kept: more of the kind 
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
-    """Add a client; one that submits nothing has number -1."""
     client = state.clients[id] = Client(id, number=number, observer=number < 0)
     client.factory = factory
     if number >= 0:
@@ -40,7 +39,6 @@ def add_client(state: State, id: ClientId, number: int, *, factory: bool = False
 
 
 def set_most_pilots(state: State, client: Client, most: int) -> None:
-    """Set how many pilots a client's own blocks bring at most."""
     state.most_pilots[client.id] = most
 
 
@@ -61,7 +59,6 @@ def define_function(state: State, client: Client, function: FunctionBlob) -> Non
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
-    """Return the context of a recipe, added on first use."""
     context = manager.state.contexts.get(recipe.key)
     if context is None:
         dispatch = manager.policies.dispatch
@@ -84,7 +81,6 @@ def ask_advice_again(manager: Manager) -> None:
 
 
 def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Group:
-    """Add a group of calls; ask for advice on a new function."""
     state = manager.state
     function, context = state.functions[message.function], state.contexts[message.recipe]
     about = function.key, context.recipe.key
@@ -210,7 +206,6 @@ def _are_honoured(manager: Manager) -> bool:
 
 
 def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
-    """Combine the limits of several programs."""
     most = min((each.most for each in limits if each.most), default=0)
     least = max((each.least for each in limits), default=0)
     kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]

@@ -23,7 +23,6 @@ from stoker.units import first_words, show_line
 
 
 def session_status(state: State) -> to_client.Status:
-    """Return everything that `stoker status` shows."""
     queued = sum(context.queue.count for context in state.contexts.values())
     left = outlook.session_outlook(state)
     refused = dict(state.refused)
@@ -117,7 +116,6 @@ _CANCELLED = "ended without a result (cancelled)"
 
 
 def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
-    """Return up to `limit` calls of each state."""
     limit = max(0, min(limit, MOST))
     listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
     calls = [

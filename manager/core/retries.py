@@ -88,7 +88,6 @@ def _faults_of_pilot(trial: Trial, library: Library) -> int:
 
 
 def retry_after_faults(manager: Manager, _: str) -> None:
-    """Calls that paused after a fault may run again."""
     manager.apart_due = True
 
 
@@ -158,7 +157,6 @@ def loss_explained(manager: Manager, pilot: Pilot) -> None:
 
 
 def undo_pilot_loss(state: State, pilot: Pilot) -> None:
-    """A pilot that counted as lost has returned."""
     for trial in state.trials.values():
         trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
     libraries.undo_lost_load(state, pilot)
@@ -187,7 +185,6 @@ def offer_apart(manager: Manager, library: Library) -> None:
 
 
 def settle_apart(manager: Manager) -> None:
-    """Judge or send the calls that wait apart."""
     for context in tuple(manager.state.hungry.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):

@@ -23,8 +23,6 @@ KEPT_BLOCK_NOTES = 50  # Last notes of a block, in addition to the first
 
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
-    """A source of pilots and its health."""
-
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
     abandoned: dict[BlockId, None] = field(default_factory=dict)  # Of these, cancelled because their pilots were lost
@@ -44,7 +42,6 @@ class SourceState:
 
     @property
     def room(self) -> int:
-        """Blocks that may still be requested."""
         most = self.source.most
         return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
 
@@ -79,7 +76,6 @@ class Block:
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     def note(self, now: float, text: str) -> None:
-        """Add a note to the block's story."""
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 
@@ -279,7 +275,6 @@ class State:
                         yield device
 
     def block_of(self, pilot: Pilot) -> Block | None:
-        """Return the block of a pilot, if the manager requested it."""
         id = BlockId(pilot.block)
         return self.blocks.get(id) or self.past_blocks.get(id)
 

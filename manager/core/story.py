@@ -58,7 +58,6 @@ def _now(state: State, said: str, *, came: bool) -> str:
 
 
 def block_status(now: float, block: Block) -> BlockStatus:
-    """Return a block's line of `stoker status`."""
     return BlockStatus(
         block=block.id, source=block.source.source.name, phase=block.phase.value, job=block.job,
         reason=block.leaving if block.leaving and not block.reason else block.reason, since_s=now - block.since,

@@ -89,8 +89,6 @@ class Fetch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Peer:
-    """A pilot in the plan. It serves others if it has an address."""
-
     id: PilotId
     address: str = ""
     cache: str = ""
@@ -149,8 +147,8 @@ class Object:
 class Transfers:
     """All facts of the plan. Events change them; `settle_transfers` then plans."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self) -> None:
+        self.limits = Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
         self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use
@@ -165,14 +163,12 @@ class Transfers:
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
 
     def object(self, name: str) -> Object:
-        """Return the object of this name, added on first use."""
         found = self.objects.get(name)
         if found is None:
             found = self.objects[name] = Object(name)
         return found
 
     def wants(self, object: Object) -> int:
-        """Number of peers that an object should come from."""
         if object.ref.size_bytes <= self.limits.small_bytes:
             return 1
         return max(1, self.limits.sources - (len(object.fetches) > self.limits.close))
@@ -206,7 +202,6 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """A pilot no longer serves an object."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -382,7 +377,6 @@ class Transfers:
             self.list_source(source, object)
 
     def has_room(self, peer: Peer, object: Object) -> bool:
-        """True if a peer can serve one more fetch of this object."""
         fetch = object.fetches.get(peer.id)
         sure = fetch is None or fetch.way is Way.READER
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves

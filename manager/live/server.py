@@ -20,10 +20,10 @@ from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.clients import refusal_of
 from stoker.manager.core.events import Command, Event, ToClient, ToPilot
+from stoker.manager.core.pieces import are_pieces
 from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.sending import are_pieces
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History

@@ -12,8 +12,7 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
 
-SATED = 4
-"""Least loaded libraries in a row that take nothing before the search stops."""
+SATED = 4  # Least loaded libraries in a row that take nothing before the search stops
 
 _MOST_EXAMINED = 16
 
@@ -67,7 +66,6 @@ class Quiet:
         return ()
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """False: rounds continue."""
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002

@@ -16,8 +16,7 @@ from stoker.manager.core.seams import Timer, Unload, View
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
-_ROUNDING_S = 1e-6
-"""A timer may fire this many seconds early."""
+_ROUNDING_S = 1e-6  # A timer may fire this many seconds early
 
 
 class IdleTimers:
@@ -27,8 +26,7 @@ class IdleTimers:
         if keep_alive_s < 0:
             raise ValueError(f"keep_alive_s = {keep_alive_s}: no time is negative")
         self.keep_alive_s = keep_alive_s
-        self._set: set[LibraryId] = set()
-        """Libraries that have a timer."""
+        self._set: set[LibraryId] = set()  # Libraries that have a timer
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         if library.id in self._set or not _does_nothing(library):
@@ -58,13 +56,10 @@ def _does_nothing(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
-"""Limits that a policy with both parts honours."""
-_LOOKS = 20
-"""The most checks of a context within its keep-alive."""
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that a policy with both parts honours
+_LOOKS = 20  # The most checks of a context within its keep-alive
 _LEAST_LOOK_S = 0.05
-_GATHERING_LOOK_S = 1.0
-"""Least seconds between two checks while libraries gather."""
+_GATHERING_LOOK_S = 1.0  # Least seconds between two checks while libraries gather
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
@@ -125,11 +120,8 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    """Unloads idle libraries as the limits of their contexts say."""
-
     def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-        """When the timer of a context fires, by recipe key."""
+        self._due: dict[str, float] = {}  # When the timer of a context fires, by recipe key
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         context, limits = library.context, library.context.limits

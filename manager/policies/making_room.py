@@ -15,8 +15,7 @@ from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pi
 from stoker.manager.core.seams import Action, Unload, View
 from stoker.manager.policies.where_to_load import may_load, suits
 
-Minimum = Callable[[Context, Device], int]
-"""Free bytes without which a context is not tried on a device."""
+Minimum = Callable[[Context, Device], int]  # Free bytes without which a context is not tried on a device
 
 MayLeave = Callable[[View, Library, Context], bool]
 

@@ -29,13 +29,10 @@ from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
-WITHDRAW_S = 20.0
-"""Seconds of surplus after which pending blocks are withdrawn."""
-_SURPLUS_CHECK_S = 5.0
-"""Seconds between two checks for surplus: no event tells that the last call was sent."""
+WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are withdrawn
+_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus: no event tells that the last call was sent
 _REPLACED = "its blocks are over, and none is replaced"
-UNKNOWN_RUN_S = 30.0
-"""Assumed seconds of a call before one has run."""
+UNKNOWN_RUN_S = 30.0  # Assumed seconds of a call before one has run
 
 
 class TakeWhatComes(Quiet):
@@ -72,8 +69,7 @@ class KeepBlocks(Quiet):
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
         """Per source with surplus pending blocks: since when, and the least surplus since then."""
-        self._has_served: set[str] = set()
-        """Sources that could once serve a waiting call."""
+        self._has_served: set[str] = set()  # Sources that could once serve a waiting call
 
     def demand(self, view: View) -> Sequence[Action]:
         """Return blocks to request and to release, or failures of calls that no block can serve."""
@@ -106,7 +102,6 @@ class KeepBlocks(Quiet):
         return [*plan, *self._hopeless(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
-        """A pause or an idle time may be over."""
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
@@ -165,7 +160,6 @@ class KeepBlocks(Quiet):
         return len(able) >= needs.devices
 
     def _retry_at(self, source: SourceState) -> float:
-        """Return when a failed source may be asked again. One pilot that dies young is forgiven."""
         times = source.failures + max(0, source.short_lived - 1)
         if not times:
             return 0.0

@@ -14,12 +14,10 @@ from stoker.protocol.ids import RecipeKey
 
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
-CALLS = 2
-"""Different failed calls or loads that lead to a quarantine."""
+CALLS = 2  # Different failed calls or loads that lead to a quarantine
 WITHIN_S = 600.0
 FOR_S = 600.0
-OF_DEVICES = frozenset({"gpu", "nvlink"})
-"""Components that belong to a device; all others belong to the node."""
+OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device; all others belong to the node
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
@@ -70,8 +68,7 @@ def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
     ]
 
 
-LIMIT = 0.35
-"""§4.1: the loss of throughput above which calls are separated."""
+LIMIT = 0.35  # §4.1: the loss of throughput above which calls are separated
 MOST_MOVED = 10_000
 
 Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
@@ -92,7 +89,6 @@ class Unpacking:
     def plan(
         self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
     ) -> Iterable[Action]:
-        """Move the newcomer that slows a call down. `places`: where a context could be loaded."""
         slowed = view.libraries.get(about.library)
         if slowed is None or pace.slowed <= LIMIT:
             return

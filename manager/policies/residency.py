@@ -41,8 +41,7 @@ from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
-UNKNOWN_LOAD_S = 10.0
-"""Assumed seconds of a load before one was measured."""
+UNKNOWN_LOAD_S = 10.0  # Assumed seconds of a load before one was measured
 
 
 class LoadWhereWanted(Quiet):
@@ -101,18 +100,15 @@ class LoadWhereWanted(Quiet):
         return plan + self.make_room(view, context)
 
     def idle(self, view: View, library: Library) -> Sequence[Action]:
-        """Unload a library whose keep-alive is over, or that exceeds its context's limit."""
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls wait, or whose libraries may have been idle for long enough."""
         if ends := self._keep_alive.fired(view, key):
             return ends
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """Quarantine a device or pilot that keeps failing calls."""
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
@@ -193,7 +189,6 @@ class LoadWhereWanted(Quiet):
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
-        """True if the context has room on a device that suits it."""
         return suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:

@@ -17,8 +17,7 @@ from stoker.manager.core.seams import View
 from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.to_manager import DeviceFacts
 
-BARE_BYTES = 256_000_000
-"""Assumed need of a library without a loader."""
+BARE_BYTES = 256_000_000  # Assumed need of a library without a loader
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
@@ -73,7 +72,6 @@ def spare_rank(context: Context, facts: DeviceFacts) -> int:
 
 
 def may_suit(context: Context, device: Device) -> bool:
-    """True if a device suits a context, or will after its quarantine."""
     return not device.reported and is_of_kind(context, device.facts)
 
 
@@ -82,8 +80,7 @@ def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> 
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
 
 
-GIVE_UP_ON_PILOT = 2
-"""Failed loads after which a pilot is left alone while others could hold the context."""
+GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is left alone while others could hold the context
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:

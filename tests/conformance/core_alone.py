@@ -55,8 +55,7 @@ class CoreAlone(Shell):
         self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
         self.timers = Timers()
         self.processes: dict[LibraryId, ModelProcess] = {}
-        self.ran: dict[CallId, float] = {}
-        """Since when each call runs."""
+        self.ran: dict[CallId, float] = {}  # Since when each call runs
         self.loads: dict[str, Loads] = {}
         self.cache: dict[str, str] = {}
         self.unacked: list[FromPilot] | None = None

@@ -18,8 +18,7 @@ class ModelProcess:
         self.calls: list[CallId] = []
         self._tell = tell
         self._stops = False
-        self.deaf: set[CallId] = set()
-        """Calls that do not stop when they are told to."""
+        self.deaf: set[CallId] = set()  # Calls that do not stop when they are told to
 
     def load(self) -> None:
         self.say(to_agent.Hello(self.number, 7), to_agent.Loaded(0.0, 1, 1))

@@ -31,25 +31,19 @@ class Loads(enum.Enum):
     """How a context loads."""
 
     AT_ONCE = enum.auto()
-    WHEN_LET = enum.auto()
-    """After `let_load`."""
-    NEVER = enum.auto()
-    """Longer than its limit of half a second."""
+    WHEN_LET = enum.auto()  # After `let_load`
+    NEVER = enum.auto()  # Longer than its limit of half a second
     FAILS = enum.auto()
-    FILES = enum.auto()
-    """At once, after its object has arrived."""
+    FILES = enum.auto()  # At once, after its object has arrived
 
 
 class Shell(abc.ABC):
     """One pilot that the manager has welcomed."""
 
     def __init__(self) -> None:
-        self.unread: list[FromPilot] = []
-        """Messages that no sequence has read."""
-        self.owed: Counter[CallId] = Counter()
-        """Times that each call was given to a library and has not left it."""
-        self.open: set[LibraryId] = set()
-        """Libraries that were ordered and have not ended."""
+        self.unread: list[FromPilot] = []  # Messages that no sequence has read
+        self.owed: Counter[CallId] = Counter()  # Times that each call was given to a library and has not left it
+        self.open: set[LibraryId] = set()  # Libraries that were ordered and have not ended
         self.numbers = 0
 
     # ---- what a driver gives

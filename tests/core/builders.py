@@ -9,10 +9,14 @@ from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
 from stoker.manager.core.events import (
+    AdviceArrived,
     Command,
+    ContextAdvice,
+    CostAdvice,
     EndManager,
     FromClient,
     FromPilot,
+    OfContext,
     PilotCut,
     PilotLost,
     SessionDefined,
@@ -25,8 +29,8 @@ from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Source
-from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, Features
-from stoker.protocol.ids import BlockId, make_call_id
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, FailureKind, Features
+from stoker.protocol.ids import BlockId, RecipeKey, make_call_id
 from stoker.units import parse_bytes
 
 M = TypeVar("M")
@@ -134,6 +138,9 @@ class Cluster(Desk):
         self._post(self.give(event))
         return self
 
+    def advise(self, key: str, by_kind: dict[str, ContextAdvice], source: str = "history") -> Cluster:
+        return self.event(AdviceArrived(OfContext(RecipeKey(key)), CostAdvice(by_kind), source))
+
     def cut(self, pilot: str) -> Cluster:
         self.mail.pop(pilot, None)
         return self.event(PilotCut(pilot))  # type: ignore[arg-type]
@@ -200,13 +207,31 @@ class Cluster(Desk):
         self.mail.clear()
         return self
 
-    def end(self, *names: str, run_s: float = 1.0, ok: bool = True) -> Cluster:
+    def end(
+        self, *names: str, run_s: float = 1.0, ok: bool = True, failure: Failure | None = None, **more: Any
+    ) -> Cluster:
+        ok = ok and failure is None
         by_library: dict[Library, list[CallEnd]] = {}
         for name in names:
             for library in self.holders(name):
-                by_library.setdefault(library, []).append(CallEnd(self.ids[name], ok, name.encode(), run_s))  # type: ignore[arg-type]
+                end = CallEnd(self.ids[name], ok, name.encode(), run_s, failure, **more)  # type: ignore[arg-type]
+                by_library.setdefault(library, []).append(end)
         for library, ends in by_library.items():
             self.report(library.pilot.id, say.CallsEnded(library.id, ends))
+        return self
+
+    def progress(
+        self, name: str, done: float = 0.0, total: float = 0.0, *, state: bytes = b"", rank: int = 0
+    ) -> Cluster:
+        library = self.holders(name)[rank]
+        said = CallProgress(self.ids[name], done, total, 0.0, state)  # type: ignore[arg-type]
+        return self.report(library.pilot.id, say.CallsProgress(library.id, [said]))
+
+    def let_go(self) -> Cluster:
+        """Pilots free the slots of withdrawn calls."""
+        for library in tuple(self.core.state.libraries.values()):
+            if library.zombies:
+                self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
         return self
 
     def die(self, library: Library, *running: str, failure: Failure | None = DIED, loading: bool = False) -> Cluster:

@@ -30,7 +30,7 @@ from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies.named import named
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
+from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -46,9 +46,7 @@ def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
 
 
 def failed(c: Cluster, name: str) -> AskAdvice:
-    library = c.holders(name)[0]
-    end = CallEnd(c.ids[name], False, b"the exception", 1.0, raised="OSError: [Errno 5] Input/output error")
-    c.report(library.pilot.id, say.CallsEnded(library.id, [end]))
+    c.end(name, ok=False, raised="OSError: [Errno 5] Input/output error")
     (question,) = asked(c, OfFailure)
     return question
 
@@ -176,9 +174,7 @@ def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make
 @pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
 def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
-    library = c.library()
-    end = CallEnd(c.ids["1"], False, b"", 1.0, Failure(kind, "it was so"))
-    c.report("p1", say.CallsEnded(library.id, [end]))
+    c.end("1", failure=Failure(kind, "it was so"))
     assert asked(c, OfFailure) == []
 
 
@@ -186,16 +182,11 @@ def test_a_call_is_judged_by_its_own_part_of_the_log_alone(cluster: Make) -> Non
     c = printing_pilot(cluster)
     library = c.library()
     died = Failure(FailureKind.MEMORY, "it took too much", "p1", library.id, log="/logs/p1/lib-1.log")
-    c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, failure=died)]))
+    c.end("1", failure=died)
     (question,) = asked(c, OfFailure)
     assert (question.log, question.start, question.end) == ("", 0, 0)
-    c.call("2").wait(blame.SOON_S).report(
-        "p1",
-        say.CallsEnded(
-            library.id,
-            [CallEnd(c.ids["2"], False, failure=msgspec.structs.replace(died, printed=Printed("/logs/x.log", 7, 9)))],
-        ),
-    )
+    printed = Printed("/logs/x.log", 7, 9)
+    c.call("2").wait(blame.SOON_S).end("2", failure=msgspec.structs.replace(died, printed=printed))
     (question,) = asked(c, OfFailure)
     assert (question.log, question.start, question.end) == ("/logs/x.log", 7, 9)
     assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
@@ -375,16 +366,14 @@ def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: M
 
 def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> None:
     c = printing_pilot(cluster)
-    c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], 1.0, 2.0)]))  # type: ignore[arg-type]
-    c.wait(5 * blame.EVERY_S)
+    c.progress("1", 1.0, 2.0).wait(5 * blame.EVERY_S)
     assert asked(c, OfPace) == []
 
 
 def test_question_starts_where_the_call_before_stopped_printing(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
-    end = CallEnd(c.ids["1"], True, b"", 1.0, printed=Printed("/logs/p1/lib-1.log", 10, 400))
-    c.report("p1", say.CallsEnded(library.id, [end])).call("2").wait(3 * blame.EVERY_S)
+    c.end("1", printed=Printed("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.EVERY_S)
     question = asked(c, OfPace)[0]
     assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
     c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
@@ -422,7 +411,3 @@ def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
     c.report("p1", say.CallsEnded(c.library().id, []))
     assert c.held() == ["1"]
     assert c.library().printed_to == 0
-
-
-def test_the_default_keeps_the_order_of_arrival(cluster: Make) -> None:
-    assert not cluster(pilots=1).core.policies.dispatch.by_run_time

@@ -76,9 +76,7 @@ def test_asking_changes_nothing(cluster: Make) -> None:
 
 
 def fail(c: Cluster, name: str, raised: str = "", failure: Failure | None = None) -> None:
-    library = c.holders(name)[0]
-    end = CallEnd(c.ids[name], False, b"", 1.0, failure, raised=raised)
-    c.report(library.pilot.id, say.CallsEnded(library.id, [end]))
+    c.end(name, ok=False, failure=failure, raised=raised)
 
 
 def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) -> None:

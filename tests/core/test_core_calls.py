@@ -11,7 +11,7 @@ from stoker.manager.core import reactor
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.protocol import show_status, to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Objective
 from stoker.protocol.ids import make_call_id
 
 Make = Callable[..., Cluster]
@@ -247,7 +247,7 @@ def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make
 
 def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().forget()
-    c.report("p1", say.CallsProgress(1, [CallProgress(c.ids["c1"], 3, 10, 0.5, b"checkpoint")]))  # type: ignore[arg-type]
+    c.progress("c1", 3, 10, state=b"checkpoint")
     assert c.hears("ana", to_client.ProgressReports).reports[0].done == 3
     assert "3 of 10 done" in c.story("c-1")
     c.die(c.library(), "c1", failure=DIED).ready()

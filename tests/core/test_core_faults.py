@@ -10,7 +10,7 @@ from core.builders import Cluster, recipe
 from stoker.manager.core import retries
 from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -20,27 +20,12 @@ EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error
 def fault(c: Cluster, name: str, *, device: str = "", text: str = EIO) -> str:
     library = c.holders(name)[0]
     failure = Failure(FailureKind.INFRASTRUCTURE, text, library.pilot.id, library.id, device=device)
-    c.report(
-        library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"the exception", 1.0, failure)])
-    )
+    c.end(name, failure=failure)
     return str(library.pilot.id)
 
 
 def pilot_of(c: Cluster, name: str) -> str:
     return str(c.holders(name)[0].pilot.id)
-
-
-def test_faulted_call_runs_elsewhere_without_a_try_counted(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("2")
-    first = fault(c, "1")
-    assert pilot_of(c, "1") != first
-    call = c.the_call("1")
-    assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
-    assert c.core.state.rerun_calls == 1
-    c.end("1")
-    assert c.ended["1"].ok
-    assert c.core.state.failures == 0
-    assert c.core.state.trials == {}
 
 
 def crowded_out(c: Cluster, name: str) -> str:
@@ -52,16 +37,20 @@ def crowded_out(c: Cluster, name: str) -> str:
     return str(library.pilot.id)
 
 
-def test_crowded_out_call_runs_elsewhere_without_a_loss(cluster: Make) -> None:
+@pytest.mark.parametrize("fails", [fault, crowded_out])
+def test_failed_call_runs_elsewhere_without_a_try_counted(cluster: Make, fails: Callable[..., str]) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
-    first = crowded_out(c, "1")
+    first = fails(c, "1")
     c.ready()
     assert pilot_of(c, "1") != first
     call = c.the_call("1")
     assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert c.core.state.rerun_calls == 1
     assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
     c.end("1")
     assert c.ended["1"].ok
+    assert c.core.state.failures == 0
+    assert c.core.state.trials == {}
 
 
 def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Make) -> None:
@@ -116,7 +105,7 @@ def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
     end = c.ended["1"]
     assert end.failure is not None
     assert (end.failure.kind, end.failure.pilot, end.payload) == (
-        FailureKind.INFRASTRUCTURE, met[-1], b"the exception"
+        FailureKind.INFRASTRUCTURE, met[-1], b"1"
     )  # fmt: skip
     assert "failed it 3 times, on 3 pilots:" in end.failure.message
     assert [f"{pilot}, " in end.failure.message for pilot in met] == [True] * 3
@@ -166,16 +155,10 @@ def test_only_the_device_that_failed_a_call_is_avoided(cluster: Make) -> None:
 def test_what_it_saved_wipes_out_what_was_counted(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     for n in range(6):
-        c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], state=b"%d" % n)]))  # type: ignore[arg-type]
+        c.progress("1", state=b"%d" % n)
         fault(c, "1")
         c.wait(16)
     assert pilot_of(c, "1") == "p1"
-
-
-def test_an_exception_of_its_own_ends_it_at_once(cluster: Make) -> None:
-    c = cluster(pilots=2).call("1").ready().end("1", ok=False)
-    assert c.ended["1"].failure is None
-    assert c.core.state.rerun_calls == 0
 
 
 def test_a_late_fault_on_a_pilot_that_had_been_given_up_is_no_end(cluster: Make) -> None:
@@ -198,9 +181,7 @@ def test_a_gang_begins_again_and_is_bounded(cluster: Make) -> None:
         library = c.holders("g")[n % 2]
         failure = Failure(FailureKind.INFRASTRUCTURE, "NCCL lost a connection: DistBackendError: NCCL error")
         c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids["g"], False, b"", 1.0, failure)]))
-        if n < 9:
-            other = next(x for x in c.core.state.libraries.values() if c.ids["g"] in x.zombies)
-            c.report(other.pilot.id, say.CallsReturned(other.id, (c.ids["g"],)))  # type: ignore[arg-type]
+        c.let_go()
     assert c.ended["g"].failure is not None
     assert c.ended["g"].failure.kind is FailureKind.INFRASTRUCTURE
 

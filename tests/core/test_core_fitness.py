@@ -115,20 +115,6 @@ def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, 
     assert c.lives_on("a") == ["p2"]
 
 
-def test_briefly_full_disk_of_the_only_pilot_fails_no_call(cluster: Make) -> None:
-    """The soak found it: one pilot was here, and its disk was full for three seconds."""
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
-    run_out(c, "p1")
-    c.wait(6)
-    run_out(c, "p1")
-    c.wait(15)
-    assert c.ended == {}
-    c.wait(6)
-    assert c.lives_on("a") == ["p1"]
-    c.ready().end("1")
-    assert c.ended["1"].ok
-
-
 def test_each_unfit_pilot_is_retried_before_calls_fail(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
     for seconds in (0, 6, 21):

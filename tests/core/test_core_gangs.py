@@ -87,16 +87,10 @@ def test_a_member_that_never_got_the_call_has_it_started_again(three: Cluster) -
 
 def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
     order = ranks(three)
-    first = three.library(order[0])
-    three.report(
-        order[0],
-        say.CallsProgress(first.id, [CallProgress(three.ids["g"], 5.0, 10.0, 0.5, b"five done")]),  # type: ignore[arg-type]
-    )
-    three.forget()
+    three.progress("g", 5.0, 10.0, state=b"five done").forget()
     lost(three, order[2])
     assert "g" not in three.ended
-    for name in order[:2]:  # they stop, each alone
-        three.report(name, say.CallsReturned(three.library(name).id, (three.ids["g"],)))  # type: ignore[arg-type]
+    three.let_go()  # they stop, each alone
     call = three.the_call("g")
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
@@ -129,9 +123,7 @@ def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_noti
         if others_notice_first:
             lost(three, first.pilot.id)
         three.report(last.pilot.id, gone)
-        for library in tuple(three.core.state.libraries.values()):
-            if library.zombies:
-                three.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+        three.let_go()
     failure = three.failure("g")
     assert runs == gangs.MOST_BREAKS
     said = "connection reset by peer" if others_notice_first else "no memory left"  # by the last message
@@ -144,10 +136,7 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
         if "g" in three.ended:
             break
         if three.the_call("g").holder is None:
-            for name in ("p1", "p2", "p3"):
-                library = three.library(name)
-                if library.zombies:
-                    three.report(name, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+            three.let_go()
             continue
         lost(three, ranks(three)[0])
     failure = three.failure("g")
@@ -183,9 +172,7 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
             other = members[1 - rank]
             c.report("p1", say.CallsEnded(other.id, [CallEnd(c.ids["g"], False, b"", 0.1, ALONE)]))  # type: ignore[arg-type]
         c.report("p1", say.LibraryGone(members[rank].id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
-        for library in list(c.pilot().libraries.values()):
-            c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
-        c.ready()
+        c.let_go().ready()
     assert c.failure("g").kind is FailureKind.POISON
 
 
@@ -193,8 +180,7 @@ def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     quarrel = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
     c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [quarrel]))
-    for library in list(c.pilot().libraries.values()):
-        c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
+    c.let_go()
     for member in c.holders("g"):
         c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
     assert c.the_call("g").kills == 1
@@ -218,11 +204,8 @@ def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
 
 # ---- paces
 def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
-    order = ranks(three)
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
-        three.wait(5.0)
-        library = three.library(order[rank])
-        three.report(order[rank], say.CallsProgress(library.id, [CallProgress(three.ids["g"], done, 100.0)]))  # type: ignore[arg-type]
+        three.wait(5.0).progress("g", done, 100.0, rank=rank)
     paces = three.context().paces
     # 10 items in the 3 s that the first 5 s leave after meeting, then 20 in 10 s.
     mean = 0.3 + 0.5 * (0.5 - 0.3)
@@ -232,12 +215,7 @@ def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
 
 @pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
 def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, done: float, state: bytes) -> None:
-    order = ranks(three)
-    first = three.library(order[0])
-    for wait_s, report in ((60.0, CallProgress(three.ids["g"], done, 100.0, 0.0, state)),  # type: ignore[arg-type]
-                           (4.0, CallProgress(three.ids["g"], done + 10.0, 100.0))):  # type: ignore[arg-type]  # fmt: skip
-        three.wait(wait_s)
-        three.report(order[0], say.CallsProgress(first.id, [report]))
+    three.wait(60.0).progress("g", done, 100.0, state=state).wait(4.0).progress("g", done + 10.0, 100.0)
     assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
@@ -252,10 +230,8 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
 def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
     made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4), features=Features(items=100))
-    library = made.library("p1")
     for done in reports:
-        made.wait(15.0)
-        made.report("p1", say.CallsProgress(library.id, [CallProgress(made.ids["g"], done, 100.0)]))  # type: ignore[arg-type]
+        made.wait(15.0).progress("g", done, 100.0)
     made.end("g", run_s=60.0)
     assert made.context().paces.mean_s(1, 1) == (pytest.approx(pace_s) if pace_s is not None else None)
 
@@ -334,8 +310,7 @@ def test_only_good_calls_with_progress_are_learned_from() -> None:
         kind = ("silent", "failed", "done")[n % 3]
         made.call(f"g{n}", gang=(1, 2), features=features)
         if kind != "silent":
-            told = CallProgress(made.ids[f"g{n}"], 90.0 if kind == "failed" else 40.0, 100.0)  # type: ignore[arg-type]
-            made.wait(9.0).report("p1", say.CallsProgress(made.library("p1").id, [told]))
+            made.wait(9.0).progress(f"g{n}", 90.0 if kind == "failed" else 40.0, 100.0)
         made.end(f"g{n}", ok=kind != "failed")
     assert made.context().paces.share_left(features) == pytest.approx(0.4)
 
@@ -450,14 +425,16 @@ def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) ->
     assert made.held("p2") == ["a"]
 
 
-@pytest.mark.parametrize("given_up", [False, True])
-def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, given_up: bool) -> None:
+@pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
+def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, called: str) -> None:
     """If the hello does not list a second library, the gang was given it in this very event."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
-    assert len(here) == 2
-    made.cut("p1").call("g", gang=(2, 2))
-    if given_up:
+    if called == "before the break":
+        made.call("g", gang=(2, 2)).cut("p1")
+    else:
+        made.cut("p1").call("g", gang=(2, 2))
+    if called == "when it was given up":
         made.lose("p1")
     made.forget().come_back("p1", **here)
     orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
@@ -465,15 +442,6 @@ def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *
     made.nothing_else_was_said()
     assert [library.id for library in made.holders("g")] == [order.library for order in orders]
     assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
-
-
-def test_gang_that_reached_no_member_begins_again_on_all(cluster: Make) -> None:
-    made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
-    here = {f"lib{library.id}": () for library in made.holders("g")}
-    made.cut("p1").come_back("p1", **here)
-    orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
-    assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
-    made.nothing_else_was_said()
 
 
 def test_libraries_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:

@@ -65,16 +65,13 @@ def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
     assert (gone(c), gone(c, "p2")) == (True, False)
 
 
-def test_a_loss_that_nobody_explains_is_settled_after_a_minute(cluster: Make) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_loss_that_nobody_explains_is_settled(cluster: Make, ends: bool) -> None:
+    """After a minute, or when its job ends without a reason."""
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
-    c.wait(blocks.SETTLE_S + 1.0)
+    c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(blocks.SETTLE_S + 1.0)
     assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
-
-
-def test_a_job_that_ends_without_a_reason_settles_its_losses(cluster: Make) -> None:
-    c = running(cluster).lose("p1").block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9")
-    assert gone(c) is False
 
 
 def test_death_at_the_end_of_a_walltime_is_explained_by_it(cluster: Make) -> None:
@@ -113,15 +110,6 @@ def test_a_pilots_story_names_the_job_that_somebody_cancelled(cluster: Make) -> 
     assert said in [text for _, text in c.core.state.gone_pilots["p1"].notes]
 
 
-def test_the_end_of_the_session_settles_what_is_open(cluster: Make) -> None:
-    c = running(cluster).lose("p1").tell("ana", say.EndSession("done"))
-    assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED)]
-
-
-def stays(c: Cluster) -> list[PilotEnd]:
-    return [x.end for x in c.others if isinstance(x, RecordStay)]
-
-
 def counts(c: Cluster) -> list[int]:
     return [x.pilots for x in c.others if isinstance(x, RecordPilots)]
 
@@ -144,7 +132,7 @@ def test_how_a_stay_ended(cluster: Make) -> None:
     c.join("left", block="b1").report("left", say.PilotLeaving("nothing to do"))
     c.join("timed", block="b2", ends_in_s=1000.0).wait(990.0).lose("timed")
     assert counts(c) == [1, 0, 1, 0, 1, 0]
-    assert [(x.end, x.loss) for x in c.others if isinstance(x, RecordStay)] == [
+    assert recorded(c) == [
         (PilotEnd.LET_GO, None),
         (PilotEnd.LOST, LossReason.UNEXPLAINED),
         (PilotEnd.WALLTIME, None),
@@ -153,14 +141,12 @@ def test_how_a_stay_ended(cluster: Make) -> None:
 
 def test_pilots_of_nobody_are_not_remembered(cluster: Make) -> None:
     c = cluster(pilots=2).lose("p1")
-    assert not stays(c)
+    assert not recorded(c)
     assert not counts(c)
 
 
 def test_the_end_of_a_session_ends_every_stay(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    c.block("b1", "b2", phase=BlockPhase.RUNNING)
-    c.join("p1", block="b1").join("p2", block="b2").tell("ana", say.EndSession("done"))
+    c = running(cluster).join("p2", block="b1").join("p3", block="b2").lose("p2").tell("ana", say.EndSession("done"))
     c.hears("ana", to_client.SessionOver)
-    assert stays(c) == [PilotEnd.LET_GO, PilotEnd.LET_GO]
+    assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED), *[(PilotEnd.LET_GO, None)] * 2]
     assert counts(c)[-1] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -50,13 +51,17 @@ def reads(tree: ast.AST, decision: Decision) -> Iterator[tuple[str, int]]:
                     yield f"{name}.{attr}", node.lineno
 
 
+@cache
+def trees() -> dict[str, ast.AST]:
+    files = [path for package in (CORE, POLICIES) for path in sorted(package.rglob("*.py"))]
+    return {path.relative_to(CORE.parent).as_posix(): ast.parse(path.read_text()) for path in files}
+
+
 def readers(decision: Decision) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for package in (CORE, POLICIES):
-        for path in sorted(package.rglob("*.py")):
-            name = path.relative_to(package.parent).as_posix()
-            for what, line in reads(ast.parse(path.read_text()), decision):
-                found.setdefault(name, []).append(f"{name}:{line} {what}")
+    for name, tree in trees().items():
+        for what, line in reads(tree, decision):
+            found.setdefault(name, []).append(f"{name}:{line} {what}")
     return found
 
 

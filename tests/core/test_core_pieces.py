@@ -9,7 +9,7 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.core.events import FromClient, FromPilot, ToClient, ToPilot
-from stoker.manager.core.sending import are_pieces
+from stoker.manager.core.pieces import are_pieces
 from stoker.manager.live.decisions import check_of
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say

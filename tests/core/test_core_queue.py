@@ -29,43 +29,6 @@ def call(id: int, of: Group) -> Call:
     return Call(CallId(id), CallSpec(CallId(id), b""), of, float(id // 3))
 
 
-def in_order(model: list[Call]) -> list[Call]:
-    return sorted(model, key=lambda call: (-call.group.options.priority, call.submitted_at, call.id))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_it_is_always_sorted_by_priority_and_arrival(seed: int) -> None:
-    chance, queue, groups = random.Random(seed), Queue(), [group(n % 3) for n in range(5)]
-    model: list[Call] = []
-    away: list[Call] = []
-    for id in range(400):
-        match chance.choice(("extend", "take", "leave", "back", "back")):
-            case "extend":
-                fresh = [call(10 * id + n, groups[id % 5]) for n in range(chance.randint(1, 5))]
-                queue.extend(fresh)
-                model += fresh
-            case "take" if model:
-                head = queue.head()
-                assert head is in_order(model)[0]
-                taken = queue.take(head.group, chance.randint(1, 4))  # type: ignore[union-attr]
-                assert taken == in_order(model)[: len(taken)]
-                assert {x.group for x in taken} == {head.group}  # type: ignore[union-attr]
-                model = [x for x in model if x not in taken]
-                away += taken
-            case "leave" if model:
-                gone = chance.choice(model)
-                queue.leave(gone)
-                model.remove(gone)
-                away.append(gone)
-            case "back" if away:
-                again = away.pop(chance.randrange(len(away)))
-                queue.put_back(again)
-                model.append(again)
-        assert list(queue) == in_order(model)
-        assert queue.first(7, looks=1000) == in_order(model)[:7]
-        assert len(queue) == len(model)
-
-
 KINDS = [
     group(0), group(0, due_at=50.0), group(0, due_at=20.0), group(1), group(1, due_at=90.0), group(0, gang=(2, 2)),
     group(0, gang=(4, 8)), group(1, due_at=10.0, gang=(3, 3)),
@@ -73,7 +36,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("by_deadline", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, by_deadline: bool) -> None:
     chance, queue = random.Random(seed), Queue(by_deadline=by_deadline)
     model: list[Call] = []

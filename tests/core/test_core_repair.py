@@ -51,16 +51,9 @@ def back(c: Cluster, *facts: say.LibraryFacts, acknowledged: int = 9, **more: An
     """Pilot `old` comes back to a manager that may not know it."""
     c._frames["old"] = acknowledged
     hello = say.PilotHello(
-        wire.VERSION,
-        SESSION,
-        "host",
-        7,
-        devices(1),
-        libraries=facts,
-        acknowledged=acknowledged,
-        recipes=(BARE,),
+        wire.VERSION, SESSION, "host", 7, devices(1), libraries=facts, acknowledged=acknowledged, recipes=(BARE,),
         **more,
-    )
+    )  # fmt: skip
     c.report("old", hello, numbered=False)
     c.hears("old", to_pilot.PilotWelcome)
     return c
@@ -133,14 +126,13 @@ def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, whe
     """The journal lost its end, so it runs again; the file of its arguments is gone."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
-    library = next(iter(c.core.state.libraries.values()))
     c._received["ana"] = 1
     hello = say.ClientHello(wire.VERSION, SESSION, received=1, acknowledged=50, number=0)
     c._frames["ana"] = 50
     if when == "after the hello":
         c.tell("ana", hello, numbered=False)
     gone = Failure(FailureKind.SERIALIZATION, "its arguments cannot be read: No such file or directory")
-    c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, b"", 0.0, gone)]))  # type: ignore[arg-type]
+    c.end("1", failure=gone)
     if when == "before the hello":
         c.tell("ana", hello, numbered=False)
     assert c.hears("ana", to_client.ClientWelcome).again

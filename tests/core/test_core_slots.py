@@ -9,7 +9,7 @@ from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core import outlook
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordLoad
+from stoker.manager.core.events import ContextAdvice, RecordLoad
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
@@ -81,17 +81,12 @@ def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> Non
 def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0), recipe("b", slots=2))
     for name in ("a", "b"):
-        c.event(
-            AdviceArrived(
-                OfContext(name),
-                CostAdvice({"cpu": ContextAdvice(load_s=1.0, slots=16), "a10": ContextAdvice(slots=20)}),
-            )
-        )  # type: ignore[arg-type]
+        c.advise(name, {"cpu": ContextAdvice(load_s=1.0, slots=16), "a10": ContextAdvice(slots=20)})
     assert (c.context("a").slots, c.context("b").slots) == (16, 2)
     c.calls(16, context="a")
     assert len(c.lives_on("a")) == 1
     ready(c, 6, pilot=c.lives_on("a")[0])
-    c.event(AdviceArrived(OfContext("a"), CostAdvice({"cpu": ContextAdvice(slots=16)})))  # type: ignore[arg-type]
+    c.advise("a", {"cpu": ContextAdvice(slots=16)})
     assert c.context("a").slots == 6
 
 

@@ -14,7 +14,7 @@ from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
+from stoker.protocol.calls import Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -105,8 +105,7 @@ def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how:
         c.die(library, "long", failure=KILLED)
     elif how == "timed out":
         failure = Failure(FailureKind.TIMEOUT, "it ran too long")
-        c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["long"], False, failure=failure)]))
-        c.report("p1", say.LibraryGone(library.id, failure))
+        c.end("long", failure=failure).report("p1", say.LibraryGone(library.id, failure))
     elif how == "stopped":
         c.report("p1", say.LibraryGone(library.id, unstarted=(c.ids["long"],)))
     else:
@@ -167,9 +166,7 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
 def test_a_call_that_saves_its_progress_gets_on_and_is_not_counted(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
     for n in range(2 * MOST_LOSSES):
-        library = c.holders("c")[0]
-        report = CallProgress(c.ids["c"], float(n), 100.0, state=b"%d" % n)  # type: ignore[arg-type]
-        c.report(library.pilot.id, say.CallsProgress(library.id, [report]))
+        c.progress("c", float(n), 100.0, state=b"%d" % n)
         kill_pilots(c, "c", times=1, spare=n)
     c.end("c")
     assert c.ended["c"].ok
@@ -180,10 +177,7 @@ def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
     for n in range(ALONE_AFTER + 1):
         assert "g" not in c.ended
         c.join(f"x{n}").lose(c.holders("g")[0].pilot.id)
-        for library in tuple(c.context().libraries.values()):
-            if library.zombies:
-                c.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
-        c.ready().wait(1).ready()
+        c.let_go().ready().wait(1).ready()
     assert c.failure("g").kind is FailureKind.POISON
 
 
@@ -225,8 +219,9 @@ def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None
         c.call(hangs, context="room")
         assert c.held(context="room") == ["long", hangs], "they run side by side"
         failure = Failure(FailureKind.TIMEOUT, "the call ran for 1.2 s; its limit is 1 s")
-        c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids[hangs], False, failure=failure)]))
-        c.report("p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))).ready()
+        c.end(hangs, failure=failure).report(
+            "p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))
+        ).ready()
     assert "it has a library for itself from now on" in c.story(show_call(c.the_call("long").id))
     c.call("hangs", context="room")
     assert c.held(context="room") == ["long"], "the other one waits, or has a library of its own"
@@ -254,9 +249,8 @@ def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
     c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block, ends_in_s=60.0).ready()
     c.wait(ran_s)
     library = c.library(pilot)
-    if saves:
-        reports = [CallProgress(call, 1.0, 100.0, state=saves) for call in library.held]  # type: ignore[arg-type]
-        c.report(pilot, say.CallsProgress(library.id, reports))
+    for call in library.held if saves else ():
+        c.progress(c.names[call], 1.0, 100.0, state=saves)
     c.report(pilot, say.LibraryGone(library.id, None, False, tuple(library.held)))  # type: ignore[arg-type]
     c.report(pilot, say.PilotLeaving("its walltime is over"))
     c.block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
@@ -340,8 +334,7 @@ def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
     c.call("good").ready()
     library = c.holders("good")[0]
     log = blame.log_of(library)
-    c.report("q", say.CallsEnded(library.id, [CallEnd(c.ids["good"], True, b"", 1.0, printed=Printed(log, 10, 400))]))
-    c.call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
+    c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
     assert pilot_of(c, "bad") == "q"
     c.join("last").lose("q")
     assert c.failure("bad").printed == Printed(log, 400, 0)

@@ -23,16 +23,9 @@ class Peers(Cluster):
             address = f"{name}:7000" if serves else ""
             objects = tuple(ref.name for ref in has)
             hello = say.PilotHello(
-                wire.VERSION,
-                SESSION,
-                name,
-                7,
-                devices(1),
-                objects=objects,
-                peer=address,
-                cache=cache,
+                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache,
                 acknowledged=self.taken(name),
-            )
+            )  # fmt: skip
             self.report(name, hello, numbered=False)
             self.hears(name, to_pilot.PilotWelcome)
         return self

@@ -58,8 +58,7 @@ class Toy(Desk):
         super().__init__(**options)
         self.session = SESSION
         self.latency_s, self.resize_s = latency_s, resize_s
-        self.ignore_stops = False
-        """Whether running calls ignore cancellation, so that their libraries end with them."""
+        self.ignore_stops = False  # Whether running calls ignore cancellation, so that their libraries end with them
         self.pilots: dict[str, ToyPilot] = {}
         self.links: dict[str, int] = {}  # Which connection of a pilot is up; 0 = none
         self.costs = {"bare": Cost(0.1, 50_000_000)}

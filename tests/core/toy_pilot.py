@@ -135,10 +135,13 @@ class ToyPilot:
                 say.LibraryFacts(
                     x.id, x.recipe.key, x.devices, x.ready and x.id not in before.ready,  # type: ignore[arg-type]
                     tuple(dict.fromkeys((*before.left.get(x.id, ()), *x.running, *x.waiting))),  # type: ignore[arg-type]
+                    reserved_bytes=x.budget_bytes if x.id in self.libraries else 0,
                 )
                 for x in every
             ),
             acknowledged=self.outbox.acknowledged, number=self.hellos,
+            recipes=tuple({x.recipe.key: x.recipe for x in every}.values()),
+            last_library=max((*self.libraries, *self.gone), default=0),  # type: ignore[arg-type]
         )  # fmt: skip
 
     # ---- libraries

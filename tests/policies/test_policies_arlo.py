@@ -363,47 +363,6 @@ def cost(served: int, count: int, request_s: float) -> float:
     return inf if count == 0 else served * request_s * (max(1.0, served / count) + 1) / 2
 
 
-def cheapest_path(devices: int, of: Problem) -> float:
-    """The least cost over all paths: HiGHS sends one unit from the first node to the last."""
-    nodes: dict[tuple[int, int, int], int] = {(0, 0, 0): 0}
-    arcs: list[tuple[int, int, float]] = []
-    layer = [(0, 0, 0)]
-    for number, (requests, capacity, request_s) in enumerate(of):
-        is_last = number == len(of) - 1
-        following: dict[tuple[int, int, int], None] = {}
-        for node in layer:
-            _, used, demoted = node
-            wanted = demoted + requests
-            for count in range(max(requests // capacity, int(is_last)), devices - used + 1):
-                served = wanted if is_last else min(wanted, count * capacity)
-                if (is_last and used + count != devices) or cost(served, count, request_s) == inf:
-                    continue
-                to = (number + 1, used + count, wanted - served)
-                nodes.setdefault(to, len(nodes))
-                arcs.append((nodes[node], nodes[to], cost(served, count, request_s)))
-                following[to] = None
-        layer = list(following)
-    return flow(len(nodes), arcs, nodes[len(of), devices, 0])
-
-
-def flow(nodes: int, arcs: list[tuple[int, int, float]], sink: int) -> float:
-    balance = numpy.zeros((nodes, len(arcs)))
-    for at, (tail, head, _) in enumerate(arcs):
-        balance[tail, at] += 1
-        balance[head, at] -= 1
-    wanted = numpy.zeros(nodes)
-    wanted[0], wanted[sink] = 1, -1
-    found = optimize.milp(
-        [each for _, _, each in arcs],
-        constraints=optimize.LinearConstraint(balance, wanted, wanted),
-        integrality=numpy.ones(len(arcs)),
-        bounds=optimize.Bounds(0, 1),
-        options={"mip_rel_gap": 0.0},
-    )
-    assert found.success, found.message
-    return float(found.fun)
-
-
 def without_demotion(devices: int, of: Problem) -> float:
     """The least cost where each runtime has the instances that its own requests need in time."""
     choices = [
@@ -427,20 +386,6 @@ def without_demotion(devices: int, of: Problem) -> float:
 def demotes(instances: tuple[int, ...], of: Problem) -> bool:
     shorter = list(zip(instances, of, strict=True))[:-1]
     return any(requests > count * capacity for count, (requests, capacity, _) in shorter)
-
-
-def test_the_cheapest_of_all_paths_costs_as_much_with_demotion_too() -> None:
-    rng = random.Random(1)
-    demoting = 0
-    for _ in range(25):
-        devices, runtimes = rng.randint(3, 12), rng.randint(2, 4)
-        of = problem(rng, devices=devices, runtimes=runtimes, load=rng.uniform(0.4, 0.95))
-        if sum(requests // capacity for requests, capacity, _ in of[:-1]) + max(1, of[-1][0] // of[-1][1]) > devices:
-            continue
-        found = allocate(devices, drawn_demands(of))
-        assert found.latency_s == pytest.approx(cheapest_path(devices, of), rel=1e-6)
-        demoting += demotes(found.instances, of)
-    assert demoting >= 3, "some of the optima demote requests"
 
 
 @pytest.mark.parametrize(("devices", "runtimes"), [(50, 8), (200, 12)])

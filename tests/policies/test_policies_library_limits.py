@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
 from core.desk import SESSION, restored
+from policies import stubs
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
 from stoker.manager.core.events import ClientGone, SessionKept
-from stoker.manager.core.nouns import LibraryState, PilotState
+from stoker.manager.core.nouns import Library, LibraryState, PilotState
 from stoker.manager.core.registry import combine_limits
+from stoker.manager.core.seams import Action, Unload, View
+from stoker.manager.policies import HottestFirst
+from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.calls import Failure, FailureKind
 
 Make = Callable[..., Cluster]
 
@@ -103,7 +107,7 @@ def fault(c: Cluster, name: str) -> None:
     """The infrastructure fails a call: it waits apart, and its pilot is avoided for a while."""
     [library] = c.holders(name)
     failure = Failure(FailureKind.INFRASTRUCTURE, "EIO", library.pilot.id, library.id)
-    c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"", 1.0, failure)]))  # type: ignore[arg-type]
+    c.end(name, failure=failure)
 
 
 def test_one_more_is_loaded_for_a_call_that_can_run_in_none(cluster: Make) -> None:
@@ -160,15 +164,38 @@ def test_an_idle_one_does_not_leave_in_favour_of_one_that_is_cut_off(cluster: Ma
 # ---- keep-alive
 
 
-def test_a_library_is_unloaded_after_its_keep_alive_and_reloaded(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
-    assert states(c.wait(1.9)) == [LibraryState.READY]
-    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
-    assert "it has served nothing for 2 s" in c.library(context="a").notes[-1][1]
-    unloaded(c).forget()
-    assert c.pilot().devices["cpu:0"].free_bytes == c.pilot().devices["cpu:0"].facts.memory_bytes
-    c.call("y", context="a")
-    assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
+class ForTwoSeconds(HottestFirst):
+    """Dispatch that lets go of libraries which are idle for two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep_alive = IdleTimers(2.0)
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
+        return (*super().dry(view, library), *self.keep_alive.idle(view, library))
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        return self.keep_alive.fired(view, key)
+
+
+@pytest.fixture(params=["by its context's limit", "by a policy"])
+def served(cluster: Make, request: pytest.FixtureRequest) -> Cluster:
+    """Library `lib-1` of `a` has served a call, and is to go after two idle seconds."""
+    if request.param == "by a policy":
+        c = cluster(pilots=1, policies=lambda: stubs.policies(dispatch=ForTwoSeconds())).define(recipe("a"))
+    else:
+        c = cluster(pilots=1).define(limited(keep_alive_s=2.0))
+    return c.call("x", context="a").ready().end("x")
+
+
+def test_a_library_is_unloaded_after_its_keep_alive_and_reloaded(served: Cluster) -> None:
+    assert states(served.wait(1.9)) == [LibraryState.READY]
+    assert states(served.wait(0.2)) == [LibraryState.STOPPING]
+    assert "it has served nothing for 2 s" in served.library(context="a").notes[-1][1]
+    unloaded(served).forget()
+    assert served.pilot().devices["cpu:0"].free_bytes == served.pilot().devices["cpu:0"].facts.memory_bytes
+    served.call("y", context="a")
+    assert served.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
 
 
 def test_without_a_wish_a_library_stays_and_no_timer_is_set(cluster: Make) -> None:
@@ -177,22 +204,20 @@ def test_without_a_wish_a_library_stays_and_no_timer_is_set(cluster: Make) -> No
     assert not keep_alive_timers(c)
 
 
-def test_calls_restart_the_keep_alive_at_the_price_of_one_timer(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
+def test_calls_restart_the_keep_alive_at_the_price_of_one_timer(served: Cluster) -> None:
     for number in range(20):
-        c.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}")
-        assert len(keep_alive_timers(c)) == 1
-    assert states(c.wait(1.9)) == [LibraryState.READY]
-    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+        served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
+        assert len(keep_alive_timers(served)) == 1
+    assert states(served.wait(1.9)) == [LibraryState.READY]
+    assert states(served.wait(0.2)) == [LibraryState.STOPPING]
 
 
-def test_a_library_that_runs_when_its_time_is_over_stays(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
-    c.wait(1.0).call("long", context="a").wait(50.0)
-    assert states(c) == [LibraryState.READY]
-    assert not keep_alive_timers(c)
-    assert states(c.end("long").wait(1.9)) == [LibraryState.READY]
-    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+def test_a_library_that_runs_when_its_time_is_over_stays(served: Cluster) -> None:
+    served.wait(1.0).call("long", context="a").wait(50.0)
+    assert states(served) == [LibraryState.READY]
+    assert not keep_alive_timers(served)
+    assert states(served.end("long").wait(1.9)) == [LibraryState.READY]
+    assert states(served.wait(0.2)) == [LibraryState.STOPPING]
 
 
 def test_the_least_number_stays_and_an_idle_session_does_nothing(cluster: Make) -> None:
@@ -204,9 +229,15 @@ def test_the_least_number_stays_and_an_idle_session_does_nothing(cluster: Make) 
     assert states(c.wait(1000)) == [LibraryState.READY]
 
 
-def test_no_time_at_all_unloads_at_once(cluster: Make) -> None:
+def test_no_time_at_all_unloads_at_once_and_less_is_refused(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a").ready().end("x")
     assert states(c) == [LibraryState.STOPPING]
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
+    [action] = IdleTimers(0.0).idle(c.core.state, c.library(context="a"))
+    assert action == Unload(c.library(context="a").id, "it has served nothing for 0 s")
+    with pytest.raises(ValueError, match="keep_alive_s = -1"):
+        IdleTimers(-1)
+    assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()
 
 
 def test_libraries_that_fall_idle_in_turn_cost_few_checks(cluster: Make) -> None:
@@ -222,10 +253,9 @@ def test_libraries_that_fall_idle_in_turn_cost_few_checks(cluster: Make) -> None
     assert fired < 60
 
 
-def test_a_timer_of_a_context_without_limits_does_nothing(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
-    c.lose("p1").wait(10)
-    assert not keep_alive_timers(c)
+def test_a_library_that_is_gone_when_its_timer_fires_is_no_trouble(served: Cluster) -> None:
+    served.lose("p1").wait(10)
+    assert not keep_alive_timers(served)
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])

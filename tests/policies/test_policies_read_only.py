@@ -124,6 +124,9 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> ReadOnly:
 
 
 def run(guard: ReadOnly, policies: Policies, arrivals: Sequence[Arrival]) -> None:
+    for seam in (policies.dispatch, policies.residency, policies.provisioning):
+        if seam.period_s:
+            seam.period_s = max(seam.period_s, 1.0)  # type: ignore[misc]  # each question is compared before and after
     pool = source([(0.0, 4), (60.0, 2), (80.0, 5)])
     lab = world(pool, model(gang_s=Duration(1.0), item_cv=0.3))
     outcome = Simulation(lab, arrivals, guard.policies(policies)).run(until_s=150.0)

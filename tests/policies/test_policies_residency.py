@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
-from policies import stubs
 
 from benchmarks.baselines.loading import policy
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, OfPace, PaceAdvice
-from stoker.manager.core.nouns import Library, LibraryState
-from stoker.manager.core.seams import Action, Policies, View
-from stoker.manager.policies import SHIPPED, HottestFirst, default_policies
-from stoker.manager.policies.keep_alive import IdleTimers
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, OfPace, PaceAdvice
+from stoker.manager.core.nouns import LibraryState
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies import SHIPPED, default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import LIMIT
@@ -25,7 +24,6 @@ from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
-from stoker.protocol.ids import RecipeKey
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import DefineFunction
 
@@ -48,12 +46,7 @@ def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None
 
 def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a"))
-    c.event(
-        AdviceArrived(
-            OfContext("a"),
-            CostAdvice({"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)}),
-        )
-    )  # type: ignore[arg-type]
+    c.advise("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one, 15 s on each of two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
@@ -106,26 +99,23 @@ def test_a_recipe_that_no_device_can_hold_fails_with_the_devices(cluster: Make) 
     )
 
 
-def test_context_without_room_on_cpus_names_memory(cluster: Make) -> None:
-    c = cluster().define(recipe("big", memory="5 GB")).join("p1", of=devices(2, memory="2 GB"))
-    said = c.call("c1", context="big").ended["c1"].failure.message  # type: ignore[union-attr]
-    assert said.endswith(
-        "\n  the CPU devices of one pilot have 4.0 GB together: ask for more in the site file ([provider] memory)"
-    )
+BIGGER = "the CPU devices of one pilot have 4.0 GB together: ask for more in the site file ([provider] memory)"
 
 
-def test_context_without_room_on_gpus_names_gpus(cluster: Make) -> None:
-    big = recipe("big", device_memory_bytes=30 * 10**9)
-    c = cluster().define(big).join("p1", of=devices(1, kind="NVIDIA A10", memory="24 GB"))
-    said = c.call("c1", context="big").ended["c1"].failure.message  # type: ignore[union-attr]
-    assert "ask for GPUs with more memory in the site file ([provider] gpus)" in said
-
-
-def test_so_does_one_that_wants_another_kind_or_more_devices(cluster: Make) -> None:
-    c = cluster(pilots=1, devices_each=2).define(recipe("gpu", kinds=("a100",)), recipe("wide", devices=3))
-    c.call("1", context="gpu").call("2", context="wide")
-    assert "kind a100" in c.ended["1"].failure.message  # type: ignore[union-attr]
-    assert "3 devices on one pilot" in c.ended["2"].failure.message  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    ("wants", "kind", "memory", "said"),
+    [
+        ({"memory": "5 GB"}, "cpu", "2 GB", BIGGER),
+        ({"device_memory_bytes": 30 * 10**9}, "NVIDIA A10", "24 GB", "GPUs with more memory in the site file"),
+        ({"kinds": ("a100",)}, "cpu", "8 GB", "kind a100"),
+        ({"devices": 3}, "cpu", "8 GB", "3 devices on one pilot"),
+    ],
+)  # fmt: skip
+def test_context_without_a_place_says_what_it_lacks(
+    cluster: Make, wants: dict[str, Any], kind: str, memory: str, said: str
+) -> None:
+    c = cluster().define(recipe("big", **wants)).join("p1", of=devices(2, kind=kind, memory=memory))
+    assert said in c.call("c1", context="big").failure("c1").message
 
 
 def test_while_no_pilot_has_come_nothing_is_impossible(cluster: Make) -> None:
@@ -208,7 +198,7 @@ def test_no_room_is_made_on_a_pilot_that_ends_before_the_load_would(
 ) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
-    c.event(AdviceArrived(OfContext("b"), CostAdvice({"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})))  # type: ignore[arg-type]
+    c.advise("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})
     c.forget().call("y", context="b", gang=(1, 2)).wait(15)
     assert not [said for said in c.mail.get("p1", ()) if isinstance(said, to_pilot.StopLibrary)]
     assert c.lives_on("a") == ["p1"]
@@ -325,9 +315,7 @@ def test_slinfer_uses_spare_cores_unasked_unless_kinds_name_others(kinds: tuple[
     c = Cluster(policies=lambda: slinfer(provisioning=TakeWhatComes())).join("p1", of=mixed())
     c.define(recipe("a", slots=64, device_memory_bytes=5 * GB, token_bytes=10**6, cache_tokens=1000, kinds=kinds))
     c.call("1", context="a", features=Features(1, 100, 100, 0.0), objective=Objective(ttft_s=1.0, tpot_s=0.25))
-    c.event(
-        AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")}))
-    )
+    c.advise("a", {kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")})
     assert places(c, "a") == [where]
 
 
@@ -384,8 +372,7 @@ def packed(cluster: Make) -> Cluster:
 
 
 def keeps(c: Cluster, name: str) -> None:
-    library = c.holders(name)[0]
-    c.report(library.pilot.id, say.CallsProgress(library.id, [CallProgress(c.ids[name], 9.0, state=b"saved")]))  # type: ignore[arg-type]
+    c.progress(name, 9.0, state=b"saved")
 
 
 def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> Cluster:
@@ -417,104 +404,28 @@ def test_the_newcomer_goes_to_a_free_device(packed: Cluster) -> None:
     assert c.core.state.failures == 0
 
 
-def test_the_one_that_was_there_first_stays_if_the_newcomer_is_slow(packed: Cluster) -> None:
-    slows(packed, "2", 0.9)
-    packed.nothing_else_was_said()
+@pytest.mark.parametrize(
+    ("slow", "share", "best_ago_s"),
+    [("2", 0.9, 50.0), ("1", LIMIT, 50.0), ("1", 0.9, 5.0)],
+    ids=["the newcomer is slow", "a small slowdown", "it ran during the best pace"],
+)
+def test_nobody_goes_if_the_newcomer_is_not_to_blame(
+    packed: Cluster, slow: str, share: float, best_ago_s: float
+) -> None:
+    slows(packed, slow, share, best_ago_s=best_ago_s).nothing_else_was_said()
 
 
-def test_a_small_slowdown_moves_nobody(packed: Cluster) -> None:
-    slows(packed, "1", LIMIT)
-    packed.nothing_else_was_said()
-
-
-def test_one_that_keeps_no_progress_stays(cluster: Make) -> None:
+@pytest.mark.parametrize("lacks", ["progress", "a free device"])
+def test_one_without_progress_or_another_device_stays(cluster: Make, lacks: str) -> None:
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
-    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready().join("p2", of=devices(1)).wait(40.0)
+    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
+    if lacks == "progress":
+        c.join("p2", of=devices(1)).wait(40.0)
+    else:
+        keeps(c, "2")
     slows(c.forget(), "1", 0.9).nothing_else_was_said()
-
-
-def test_a_call_that_ran_during_the_best_pace_is_not_blamed(packed: Cluster) -> None:
-    slows(packed, "1", 0.9, best_ago_s=5.0).nothing_else_was_said()
-
-
-def test_without_a_free_device_nobody_goes(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
-    c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready().forget()
-    slows(c, "1", 0.9).nothing_else_was_said()
 
 
 def test_a_call_is_moved_once(packed: Cluster) -> None:
     slows(packed, "1", 0.5).forget()
     slows(packed, "1", 0.5).nothing_else_was_said()
-
-
-class ForTwoSeconds(HottestFirst):
-    """Dispatch that lets go of libraries which are idle for two seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keep_alive = IdleTimers(2.0)
-
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
-        return (*super().dry(view, library), *self.keep_alive.idle(view, library))
-
-    def timer(self, view: View, key: str) -> Sequence[Action]:
-        return self.keep_alive.fired(view, key)
-
-
-def _policies() -> Policies:
-    return stubs.policies(dispatch=ForTwoSeconds())
-
-
-def _is_kept(c: Cluster) -> bool:
-    return [x.state for x in c.core.state.libraries.values()] == [LibraryState.READY]
-
-
-def _timers(c: Cluster) -> list[str]:
-    return [key for key in c.core.state.timers if key.startswith("dispatch/keep-alive/")]
-
-
-@pytest.fixture
-def served(cluster: Make) -> Cluster:
-    c = cluster(pilots=1, policies=_policies).define(recipe("a")).call("first", context="a")
-    return c.ready().end("first", run_s=0.0)
-
-
-def test_an_idle_library_is_unloaded_when_its_time_is_over(served: Cluster) -> None:
-    assert _is_kept(served.wait(1.9))
-    served.wait(0.2)
-    [library] = served.core.state.libraries.values()
-    assert library.state is LibraryState.STOPPING
-    assert "it has served nothing for 2 s" in library.notes[-1][1]
-
-
-def test_calls_restart_the_keep_alive_of_a_library_with_one_timer(served: Cluster) -> None:
-    for number in range(20):
-        served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
-        assert len(_timers(served)) == 1
-    assert _is_kept(served.wait(1.9))
-    assert not _is_kept(served.wait(0.2))
-
-
-def test_a_library_that_runs_a_call_when_its_time_is_over_stays(served: Cluster) -> None:
-    served.wait(1.0).call("long", context="a").wait(5.0)
-    assert _is_kept(served)
-    assert not _timers(served)
-    served.end("long", run_s=5.0)
-    assert _is_kept(served.wait(1.9))
-    assert not _is_kept(served.wait(0.2))
-
-
-def test_a_library_that_is_gone_when_its_timer_fires_is_no_trouble(served: Cluster) -> None:
-    served.lose("p1").wait(3.0)
-    assert not served.core.state.libraries
-    assert not _timers(served)
-
-
-def test_no_time_at_all_unloads_at_once_and_less_than_none_is_refused(served: Cluster) -> None:
-    [library] = served.core.state.libraries.values()
-    [action] = IdleTimers(0.0).idle(served.core.state, library)
-    assert action.library == library.id
-    with pytest.raises(ValueError, match="keep_alive_s = -1"):
-        IdleTimers(-1)
-    assert IdleTimers(1.0).fired(served.core.state, "somebody-else") == ()

@@ -57,37 +57,11 @@ def test_a_gang_takes_what_it_can_get_between_its_bounds(toy: Make) -> None:
     assert [size for _, _, size in starts(t, "g")] == [3, 3, 3]
 
 
-def test_losing_a_member_restarts_the_gang_as_a_whole(toy: Make) -> None:
-    t = toy()
-    for name in ("p1", "p2", "p3"):
-        t.pilot(name)
-    t.context("a").call("w1", "w2", "w3", context="a").run()
-    t.call("g", context="a", gang=(2, 2), run_s=5.0)
-    t.run(until=t.now + 2.0)
-    member = next(iter(t.core.state.calls[t.ids["g"]].holder.members)).pilot.id  # type: ignore[union-attr,index]
-    t.kill(member)
-    t.run()
-    parts = starts(t, "g")
-    assert len(parts) == 4
-    assert {size for _, _, size in parts} == {2}
-    assert parts[2][0] == parts[3][0] > parts[1][0]
-    assert t.ended["g"].ok
-    assert len(t.ended) == 4
-
-
 def test_a_member_that_fails_ends_the_gang_once(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=3)
     t.context("a").call("g", context="a", gang=(3, 3), raises=True).call("c", context="a").run()
     assert not t.ended["g"].ok
-    assert t.ended["c"].ok
-
-
-def test_a_gang_that_kills_its_libraries_is_poison(toy: Make) -> None:
-    t = toy()
-    t.pilot("p1", devices=2)
-    t.context("a").call("g", context="a", gang=(2, 2), kills=True).call("c", context="a").run()
-    assert t.ended["g"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
     assert t.ended["c"].ok
 
 

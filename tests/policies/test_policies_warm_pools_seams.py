@@ -234,12 +234,6 @@ def test_a_session_in_which_nothing_happens_has_no_rounds(lab: Make) -> None:
     assert t.ended["j"].ok
 
 
-def test_another_window(lab: Make) -> None:
-    t = warm(lab(window_s=5.0), 2)
-    t.run(until=t.now + 6.0)
-    assert libraries(t) == 0
-
-
 def test_without_reuse_every_job_has_libraries_of_its_own(lab: Make) -> None:
     t = job(lab(reuse=False), "j", items=10, due_in=30.0).run()
     job(t, "k", items=10, due_in=30.0).run()

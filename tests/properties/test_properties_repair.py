@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 from core.desk import SESSION
-from core.toy import Toy, _decode
-from core.toy_pilot import ToyPilot
+from core.toy import Toy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -73,15 +72,6 @@ class Forgetful(Toy):
         self.recipes = [BARE]
         self.tell(*messages, say.Resubmitted())
 
-    # ---- pilots: the hello comes first, and speaks of the state before the frames that follow
-    def _connect(self, pilot: ToyPilot) -> None:
-        if not pilot.alive:
-            return
-        self.links[pilot.name] = next(self._links)
-        self.from_pilot(pilot, 0, [before(pilot)])
-        for frame in pilot.outbox.unacked():
-            self.from_pilot(pilot, *_decode(frame))
-
     # ---- the loss
     def lose(self, keep: float) -> None:
         """The manager dies, and comes back with this share of its journal."""
@@ -109,53 +99,13 @@ class Forgetful(Toy):
         self.tell(hello, numbered=False)
 
 
-def before(pilot: ToyPilot) -> say.PilotHello:
-    """A pilot's hello as its agent makes it: the events in its unacknowledged frames have not happened yet."""
-    hello = pilot.hello()
-    libraries = {facts.library: facts for facts in hello.libraries}
-    for frame in reversed(pilot.outbox.unacked()):
-        for message in reversed(_decode(frame)[1]):
-            match message:
-                case say.CallsEnded(library, ends):
-                    _add(libraries, library, [end.call for end in ends])
-                case say.CallsReturned(library, calls):
-                    _add(libraries, library, calls)
-                case say.LibraryReady(library=library) if library in libraries:
-                    libraries[library] = msgspec.structs.replace(libraries[library], ready=False)
-                case say.LibraryGone(library=library, loading=loading, running=running, unstarted=unstarted):
-                    key, devices = pilot.toy.orders[library]  # type: ignore[attr-defined]
-                    libraries[library] = say.LibraryFacts(library, key, devices, not loading, (*running, *unstarted))
-    recipes = tuple({x.recipe.key: x.recipe for x in pilot.libraries.values()}.values())
-    held = {x.id: x.budget_bytes for x in pilot.libraries.values()}
-    facts = tuple(msgspec.structs.replace(f, reserved_bytes=held.get(f.library, 0)) for f in libraries.values())
-    last = max(pilot.toy.orders, default=0)  # type: ignore[attr-defined]
-    return msgspec.structs.replace(
-        hello, libraries=facts, acknowledged=pilot.outbox.acknowledged, recipes=recipes, last_library=last
-    )
-
-
-def _add(libraries: dict[Any, say.LibraryFacts], library: int, calls: Any) -> None:
-    if library in libraries:
-        known = libraries[library]
-        libraries[library] = msgspec.structs.replace(known, calls=tuple(dict.fromkeys((*calls, *known.calls))))
-
-
 class Losing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.toy = Forgetful()
-        self.toy.orders = {}  # type: ignore[attr-defined]
         self.toy.context("a", load_s=0.5, memory="3 GB")
         self.toy.context("b", load_s=0.5, memory="5 GB", slots=3)
         self.count = 0
-        send = self.toy._to_pilot
-
-        def remember(name: str, message: Any) -> None:
-            if hasattr(message, "recipe"):
-                self.toy.orders[message.library] = message.recipe.key, message.devices  # type: ignore[attr-defined]
-            send(name, message)
-
-        self.toy._to_pilot = remember  # type: ignore[method-assign]
 
     @rule(context=st.sampled_from(CONTEXTS), count=st.integers(1, 12), run_s=st.sampled_from((0.001, 0.3, 2.0)))
     def submit(self, context: str, count: int, run_s: float) -> None:

@@ -21,10 +21,8 @@ import msgspec
 
 from stoker.errors import StokerError
 
-_ROUNDING = 1e-9
-"""Relative tolerance when costs are compared."""
-_NARROW = 32
-"""Width of the beam search."""
+_ROUNDING = 1e-9  # Relative tolerance when costs are compared
+_NARROW = 32  # Width of the beam search
 
 
 class NotEnoughDevicesError(StokerError):
@@ -132,8 +130,7 @@ class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
-        self._spare = devices - sum(least)
-        """Devices beyond the least ones."""
+        self._spare = devices - sum(least)  # Devices beyond the least ones
         self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:

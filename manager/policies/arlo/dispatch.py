@@ -19,14 +19,9 @@ from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, i
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.protocol.ids import LibraryId
 
-THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6
-"""Lambda, alpha and L of Algorithm 1 (§5)."""
+THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6  # Lambda, alpha and L of Algorithm 1 (§5)
 
-_MOST_COMPARED = 8
-"""Libraries examined per level.
-
-=== manager/policies/arlo/dispatch.py::=THRESHOLD, DECAY, PEEKED
-"""
+_MOST_COMPARED = 8  # Libraries examined per level
 
 
 class MultiLevelQueue(HottestFirst):

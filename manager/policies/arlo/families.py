@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from stoker.manager.core.nouns import Call, Context
 from stoker.manager.policies.arlo.allocation import LatencyTable, RuntimeDemand
 
-UNMEASURED = 8
-"""Calls that the longest runtime is assumed to answer within the objective before any runtime has run."""
+UNMEASURED = 8  # Calls that the longest runtime is assumed to answer within the objective before any runtime has run
 _PIECES = 12
 
 
@@ -37,8 +36,7 @@ class RuntimeTimes:
 
     def __init__(self, *, latency_s: float) -> None:
         self._usual_s = latency_s
-        self._wanted_s: dict[str, float] = {}
-        """The latency that the last call of a family wanted, by recipe key."""
+        self._wanted_s: dict[str, float] = {}  # The latency that the last call of a family wanted, by recipe key
 
     def note(self, call: Call) -> None:
         context, wanted_s = call.group.context, call.group.options.objective.latency_s
@@ -82,8 +80,7 @@ class ArrivalCounts:
         self.over_s = over_s
         self._pieces: deque[tuple[float, dict[str, int]]] = deque()
         """The start of each bucket, and its calls by recipe key."""
-        self._came_at: dict[str, tuple[float, float]] = {}
-        """When the first and the last call of each context arrived."""
+        self._came_at: dict[str, tuple[float, float]] = {}  # When the first and the last call of each context arrived
 
     def came(self, context: Context, now: float) -> None:
         pieces, key = self._pieces, context.recipe.key

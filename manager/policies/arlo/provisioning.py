@@ -16,34 +16,23 @@ from stoker.manager.policies.arlo.families import is_runtime
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
-_RECENT_S = 10.0
-"""Latencies of this many seconds are recent."""
-_FEW = 20
-"""Fewer recent calls request no block: the first of them may have waited for a load."""
+_ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the objective
+_CALM_S = 60.0  # Seconds below the second one before a block is released
+_RECENT_S = 10.0  # Latencies of this many seconds are recent
+_FEW = 20  # Fewer recent calls request no block: the first of them may have waited for a load
 
 
 class TrackLatency(Quiet):
-    """Provisioning as in Arlo, around another policy.
-
-    `add_at` and `release_below`: shares of the objective; `calm_s`: seconds below the second one before a block
-    is released.
-    """
+    """Provisioning as in Arlo, around another policy."""
 
     period_s = _ROUND_S
 
-    def __init__(
-        self, base: Provisioning, *, add_at: float = 0.95, release_below: float = 0.5, calm_s: float = 60.0
-    ) -> None:
+    def __init__(self, base: Provisioning) -> None:
         self.base = base
-        self._add_at = add_at
-        self._release_below = release_below
-        self._calm_s = calm_s
         self._ends: deque[tuple[float, list[float]]] = deque()
         """Time of a round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0
-        """No decision before this time: the last one must show in recent latencies first."""
-        self._look_at = 0.0
-        """When to consider releasing a block next."""
+        self._not_before = 0.0  # No decision before this time: the last one must show in recent latencies first
+        self._look_at = 0.0  # When to consider releasing a block next
 
     def demand(self, view: View) -> Sequence[Action]:
         return tuple(self._but_for_more(view, self.base.demand(view)))
@@ -68,17 +57,17 @@ class TrackLatency(Quiet):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.latency_shares:
             self._ends.append((view.now, changes.latency_shares))
-        while self._ends and self._ends[0][0] < view.now - self._calm_s:
+        while self._ends and self._ends[0][0] < view.now - _CALM_S:
             self._ends.popleft()
         if view.now < self._not_before:
             return ()
         recent = self._shares(view.now - _RECENT_S)
-        if len(recent) >= _FEW and _percentile(recent) >= self._add_at:
+        if len(recent) >= _FEW and _percentile(recent) >= _ADD_AT:
             return self._more(view)
         if view.now >= self._look_at:
-            self._look_at = view.now + self._calm_s
-            lately = self._shares(view.now - self._calm_s)
-            if lately and _percentile(lately) < self._release_below:
+            self._look_at = view.now + _CALM_S
+            lately = self._shares(view.now - _CALM_S)
+            if lately and _percentile(lately) < _RELEASE_BELOW:
                 return self._fewer(view, _percentile(lately))
         return ()
 

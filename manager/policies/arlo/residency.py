@@ -42,8 +42,7 @@ class AllocateRuntimes(LoadWhereWanted):
     """
 
     period_s = _STEP_S
-    honours = frozenset()
-    """No limits of contexts: the allocation decides how many libraries each runtime has."""
+    honours = frozenset()  # No limits of contexts: the allocation decides how many libraries each runtime has
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
@@ -57,7 +56,6 @@ class AllocateRuntimes(LoadWhereWanted):
         self._plans: dict[str, RuntimePlan] = {}
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Load a family that calls wait for, or fail the calls if none of it can be loaded."""
         if not is_runtime(context):
             return super().wanted(view, context)
         family = runtimes_of(context)
@@ -89,12 +87,10 @@ class AllocateRuntimes(LoadWhereWanted):
         return max((known_bytes(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        """Take the next steps of each family's plan; make a new plan when it is due."""
         for family in _families(view):
             yield from self._steps(view, family)
 
     def rests(self, view: View) -> bool:
-        """True while no calls of a family arrive and every plan is carried out."""
         for family in _families(view):
             plan = self._plans.get(family[-1].recipe.key)
             if plan is None or self._arrivals.came_since(family, plan.made_at):

@@ -3,8 +3,7 @@
 | file | what |
 |---|---|
 | `scheduling` | Algorithms 1 and 2 as arithmetic over times, and the queue of jobs that they read |
-| `pools` | the warm pools, kept up to date from what has changed |
-| `dispatch` | which jobs start (§4.4.1) |
+| `pools` | the warm pools, kept up to date from what has changed, and which jobs start (§4.4.1) |
 | `residency` | which devices are warmed and which replicas are unloaded (§4.4.2), and what the user hears |
 
 The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name them as
@@ -14,8 +13,7 @@ The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name the
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies.prompt_tuner.dispatch import AllotInRounds
-from stoker.manager.policies.prompt_tuner.pools import PoolStates
+from stoker.manager.policies.prompt_tuner.pools import AllotInRounds, PoolStates
 from stoker.manager.policies.prompt_tuner.residency import WINDOW_S, WarmPools
 from stoker.manager.policies.provisioning import KeepBlocks
 

@@ -1,37 +1,55 @@
-"""The warm pools (PromptTuner §4.4): the jobs that wait for each, its promises, and how long its calls take as jobs.
+"""The warm pools (PromptTuner §4.4), and dispatch from them (§4.4.1).
 
-Dispatch and residency share the pools and bring them up to date from changes. A context has a pool once a call
-wants it by a deadline or as a gang. While such calls wait, all waiting calls of the context are in the pool's
-queue and rounds decide; else its calls go the default way.
+Dispatch and residency share the pools and bring them up to date from changes. A context has a pool once a call wants
+it by a deadline or as a gang. While such calls wait, all waiting calls of the context are in the pool's queue and
+rounds decide; else its calls go the default way.
+
+Every 50 ms dispatch says which waiting jobs start, and on how many warm replicas. A gang is sent to all of its
+libraries at once, so two gangs cannot wait for each other. Without `together`, the warm allocator of §6.3, each replica
+of a job takes an idle device when it can and waits for the others; once all replicas of a pool are held and none is
+loading, the late job with the nearest deadline begins on what it holds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import msgspec
 
-from stoker.manager.core.deadlines import CAUTION
+from stoker.manager.core.deadlines import CAUTION, run_fits
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.per_context import work_of
-from stoker.manager.core.seams import Changes, View
-from stoker.manager.policies.prompt_tuner.scheduling import JobQueue, Pool, PoolJob, Promise
+from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.prompt_tuner.scheduling import (
+    FRONT,
+    HOPEFUL,
+    LATE,
+    JobQueue,
+    Pool,
+    PoolJob,
+    Promise,
+    allot,
+)
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.protocol.calls import Features
-from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
+from stoker.units import show_seconds
 
-MOST_REPLICAS = 128
-"""The most replicas for which run times are predicted."""
+ROUND_S = 0.05  # §5.3
+REFRESH_S = 0.25  # Seconds after which a round runs although nothing but time has changed
 
-Place = tuple[PilotId, tuple[DeviceId, ...]]
-"""Where a replica is loading."""
-
+MOST_REPLICAS = 128  # The most replicas for which run times are predicted
+Place = tuple[PilotId, tuple[DeviceId, ...]]  # Where a replica is loading
 _REMEMBERED = 10_000
+_CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot are given up
 _DRIFT = 0.01
-_JOBS_PER_S = 10_000
-"""Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again."""
+_JOBS_PER_S = 10_000  # Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again
 
 
 def in_rounds(call: Call) -> bool:
@@ -40,15 +58,12 @@ def in_rounds(call: Call) -> bool:
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
 
+@dataclass(slots=True)
 class OrderedReplicas:
-    __slots__ = ("loading", "lost", "places", "promise")
-
-    def __init__(self, promise: Promise, places: list[Place]) -> None:
-        self.promise = promise
-        self.places = places
-        self.lost: list[Place] = []
-        """Places from which no replica will come."""
-        self.loading: set[LibraryId] = set()
+    promise: Promise
+    places: list[Place]
+    lost: list[Place] = field(default_factory=list)  # Places from which no replica will come
+    loading: set[LibraryId] = field(default_factory=set)
 
 
 class PoolState:
@@ -56,38 +71,24 @@ class PoolState:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
-        self.asked = 0
-        """Jobs in line about which rounds decide."""
-        self.others: set[int] = set()
-        """Calls in line that would go the default way alone."""
+        self.asked = 0  # Jobs in line about which rounds decide
+        self.others: set[int] = set()  # Calls in line that would go the default way alone
         self.promises: dict[int, OrderedReplicas] = {}
-        self.held: dict[int, int] = {}
-        """Idle replicas that a job holds until it has enough (an ablation)."""
-        self.wanted: dict[int, int] = {}
-        """Replicas that each such job wanted when it could still be in time."""
+        self.held: dict[int, int] = {}  # Idle replicas that a job holds until it has enough (an ablation)
+        self.wanted: dict[int, int] = {}  # Replicas that each such job wanted when it could still be in time
         self.idle_since: dict[LibraryId, float] = {}
-        self.allot_due = self.walk_due = True
-        """True if something changed since dispatch, or residency, looked."""
-        self.left_over = False
-        """True if the last job has left and other calls may wait."""
-        self.short = False
-        """True if a job waits without help, for lack of cold devices or of time."""
+        self.allot_due = self.walk_due = True  # True if something changed since dispatch, or residency, looked
+        self.left_over = False  # True if the last job has left and other calls may wait
+        self.short = False  # True if a job waits without help, for lack of cold devices or of time
+        # Since when a job has had too few replicas to run at all, and which. The smallest is first in line for devices.
         self.lacks: tuple[float, int] = (math.inf, 0)
-        """Since when a job has had too few replicas to run at all, and which. The smallest is first in line for
-        devices.
-        """
         self.looked_at = -math.inf
-        self._rates: list[tuple[float, float]] = []
-        """Per gang size from 1: seconds for a unit of work, and for none."""
-        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}
-        """Run times of jobs that have not begun."""
-        self._falls = True
-        """True if no run takes longer on more replicas, from two on."""
-        self._known: tuple[object, ...] = ()
-        """The measurements that the rates come from."""
+        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds for a unit of work, and for none
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Of jobs that have not begun
+        self._falls = True  # True if no run takes longer on more replicas, from two on
+        self._known: tuple[object, ...] = ()  # The measurements that the rates come from
         self._rated_at = -math.inf
-        self._ends: dict[int, tuple[object, float, Call]] = {}
-        """Per running call: its last report, its expected end, and the call."""
+        self._ends: dict[int, tuple[object, float, Call]] = {}  # Per running call: its last report and expected end
 
     @property
     def active(self) -> bool:
@@ -105,7 +106,6 @@ class PoolState:
         return self.context.load_s or UNKNOWN_LOAD_S
 
     # ---- jobs
-
     def rate(self, now: float) -> bool:
         """Predict rates again if measurements have changed; True if they differ."""
         paces = self.context.paces
@@ -115,7 +115,10 @@ class PoolState:
             return False
         same, self._known = parts == (self._known[0] if self._known else ()), known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
-        if same and all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
+        if same and all(
+            a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
+            for a, b in zip(fresh, self._rates, strict=True)
+        ):
             return False
         self._rates, self._rated_at, self._falls = fresh, now, _falls(fresh)
         self._ends.clear()
@@ -168,7 +171,6 @@ class PoolState:
         return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
 
     # ---- libraries
-
     def free(self, *, reuse: bool = True) -> list[Library]:
         """Return idle replicas, hottest first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
@@ -197,7 +199,6 @@ class PoolState:
                 yield ends[call.id][1]
 
     def running(self) -> Iterator[tuple[Call, float]]:
-        """Yield calls that ran when `pool` was called last, and when each should end."""
         for _, ends_at, call in self._ends.values():
             yield call, ends_at
 
@@ -221,18 +222,11 @@ def _falls(rates: list[tuple[float, float]]) -> bool:
     return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(rates[1:]))
 
 
-def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    return a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
-
-
 class PoolStates:
-    def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
+    def __init__(self, *, learn: bool = True) -> None:
         self.all: dict[str, PoolState] = {}
-        self.cut_s = cut_s
-        """Seconds after which replicas on a disconnected pilot are given up."""
         self._learn = learn
-        self._of: dict[int, PoolState] = {}
-        """The pool of each waiting job."""
+        self._of: dict[int, PoolState] = {}  # The pool of each waiting job
         self._cut: dict[PilotId, float] = {}
         self._new = True
 
@@ -262,7 +256,9 @@ class PoolStates:
             self._libraries_changed(None)
         for state in self.all.values():
             if state.line and state.rate(view.now):
-                self._rate(view, state)
+                calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
+                state.line.put([state.waiting(view, call) for call in calls], now=view.now)
+                state.mark_changed()
         self._keep_promises(view)
 
     def forget(self, id: int) -> None:
@@ -318,13 +314,7 @@ class PoolStates:
         self._of[call.id] = state
         fresh.setdefault(state, []).append(state.waiting(view, call))
 
-    def _rate(self, view: View, state: PoolState) -> None:
-        calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
-        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
-        state.mark_changed()
-
     # ---- promises
-
     def _keep_promises(self, view: View) -> None:
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
@@ -342,7 +332,7 @@ class PoolStates:
                     self._update_promise(view, state, ordered)
 
     def may_return(self, pilot: Pilot, now: float) -> bool:
-        return now - self._cut.get(pilot.id, now) <= self.cut_s
+        return now - self._cut.get(pilot.id, now) <= _CUT_S
 
     def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:
         here, ordered.lost, ordered.loading = 0, [], set()
@@ -364,3 +354,147 @@ class PoolStates:
         if here != ordered.promise.here:
             ordered.promise = msgspec.structs.replace(ordered.promise, here=here)
             state.mark_changed()
+
+
+# ---- dispatch
+class AllotInRounds(HottestFirst):
+    """Dispatch: Algorithm 1 for contexts with jobs in line, the default for all others."""
+
+    period_s = ROUND_S
+    by_deadline = False
+
+    def __init__(self, states: PoolStates, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
+        super().__init__(**hottest)
+        self.states = states
+        self.together = together
+        self.reuse = reuse
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
+        state = self.states.of(call.group.context)
+        if in_rounds(call) or (state is not None and state.active):
+            return None
+        return super().place(view, call)
+
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
+        state, head = self.states.of(library.context), library.context.queue.head()
+        if state is not None:
+            state.mark_changed()
+        if head is None or in_rounds(head) or (state is not None and state.active):
+            return 0
+        return super().pull(view, library)
+
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
+        state = self.states.of(library.context)
+        if state is not None:
+            state.mark_changed()
+        return super().dry(view, library)
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        self.states.update(view, changes)
+        plan: list[Action] = []
+        for state in self.states.all.values():
+            if state.left_over:
+                state.left_over = False
+                plan += _default_way(state)
+            if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
+                state.allot_due, state.looked_at = False, view.now
+                plan += self._allot(view, state)
+        return plan
+
+    def rests(self, view: View) -> bool:  # noqa: ARG002
+        return not any(state.active or state.left_over for state in self.states.all.values())
+
+    def _allot(self, view: View, state: PoolState) -> list[Action]:
+        free = state.free(reuse=self.reuse)
+        if not free:
+            return []
+        starts: list[tuple[PoolJob, list[Library]]] = []
+
+        def take(job: PoolJob, count: int) -> bool:
+            if any(job is other for other, _ in starts):
+                return False
+            members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
+            if len(members) < count:
+                return False
+            starts.append((job, members))
+            for library in members:
+                free.remove(library)
+            return True
+
+        if not self.together:
+            _grab(state, idle=len(free), now=view.now)
+            for job, count in _late_holders(state, idle=len(free), now=view.now):
+                if take(job, count):
+                    del state.held[job.id]
+        allot(state.line, state.pool(now=view.now, idle=len(free)), now=view.now, take=take)
+        plan: list[Action] = []
+        for job, members in starts:
+            self.states.forget(job.id)
+            plan += _start(view, job, members)
+        for id, ordered in tuple(state.promises.items()):
+            if ordered.promise.here >= ordered.promise.replicas:  # all have come and are no longer enough
+                del state.promises[id]
+                state.mark_changed()
+        return plan
+
+
+def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
+    """Send a call to these libraries with its forecast, or drop it if it would be late and unwanted then."""
+    id, ids = CallId(job.id), tuple(library.id for library in members)
+    options = view.calls[id].group.options
+    if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
+        takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
+        return [Drop(id, f"on all the devices that it may have it takes {takes}, and its deadline is in {left}")]
+    gang = options.gang[1] > 1
+    plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
+    ends_at = view.now + job.run_s[len(ids) - 1]
+    if not job.measures and (gang or job.deadline_at):
+        plan.append(Forecast(id, ends_at, not job.deadline_at or ends_at <= job.deadline_at))
+    return plan
+
+
+def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
+    """Return up to `count` free libraries on which the call could finish, on as few pilots as possible."""
+    able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
+    if 1 < count < len(able):
+        many = Counter(library.pilot.id for library in able)
+        able.sort(key=lambda library: (-min(count, many[library.pilot.id]), library.pilot.id))
+    return able[:count]
+
+
+def _default_way(state: PoolState) -> list[Action]:
+    free = state.free()
+    calls = state.context.queue.first(len(free), looks=len(free)) if free else []
+    pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
+    return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
+
+
+def _grab(state: PoolState, *, idle: int, now: float) -> None:
+    """Ablation: idle replicas go one by one to jobs that want them, nearest deadline first, and stay with them."""
+    state.line.advance(now)
+    free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
+    waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
+    line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
+    state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
+    before, state.held = state.held, {}
+    for wants in (before, state.wanted):  # no job takes away what another holds
+        for id in line:
+            has = state.held.get(id, 0)
+            more = min(free, min(wants.get(id, 0), state.wanted[id]) - has)
+            if more > 0:
+                state.held[id] = has + more
+                free -= more
+
+
+def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
+    """Return late jobs that begin on what they hold; if none is ready and nothing can come, the first takes more."""
+    late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
+    ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
+    if ready or not late or sum(state.held.values()) < idle:
+        return ready
+    if state.promises or state.pool(now=now, idle=idle).busy:
+        return []
+    job, count = late[0]
+    if count < job.least <= idle:
+        count, state.held = job.least, {job.id: job.least}
+    return [(job, count)] if count >= job.least else []

@@ -36,16 +36,22 @@ from stoker.manager.core.seams import (
 )
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import is_idle
-from stoker.manager.policies.prompt_tuner.dispatch import REFRESH_S, ROUND_S
-from stoker.manager.policies.prompt_tuner.pools import OrderedReplicas, Place, PoolState, PoolStates, in_rounds
+from stoker.manager.policies.prompt_tuner.pools import (
+    REFRESH_S,
+    ROUND_S,
+    OrderedReplicas,
+    Place,
+    PoolState,
+    PoolStates,
+    in_rounds,
+)
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes, ranks, suits
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
-Replica = tuple[Device, ...]
-"""Devices of one pilot for one replica."""
+Replica = tuple[Device, ...]  # Devices of one pilot for one replica
 
 _Fits = Callable[[Context, Device], bool]
 
@@ -63,8 +69,7 @@ class ColdDevices:
         self._cold = cold
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
-        self.taken: dict[int, list[Replica]] = {}
-        """Replicas by job."""
+        self.taken: dict[int, list[Replica]] = {}  # Replicas by job
 
     def count(self, model: str, *, most: int) -> int:
         """Count replicas of a model that could be warmed, up to `most`; 0 while its loads fail and are probed."""
@@ -128,7 +133,6 @@ def makes_warm(library: Library) -> bool:
 
 
 def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
-    """Return a forecast for a call, if it is known and has changed noticeably."""
     if ends_at == math.inf:
         return []
     ends_at = max(ends_at, view.now)
@@ -148,11 +152,9 @@ def why_dropped(view: View, fate: Fate) -> str:
     return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"
 
 
-WINDOW_S = 60.0
-"""§6.3."""
+WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128
-"""Jobs examined in a round; the rest follow in later rounds."""
+JOBS_PER_ROUND = 128  # Jobs examined in a round; the rest follow in later rounds
 
 
 class WarmPools(Quiet):
@@ -168,7 +170,6 @@ class WarmPools(Quiet):
         delay: bool = True,
         reuse: bool = True,
         early: bool = False,
-        looks: int = JOBS_PER_ROUND,
         **default: Any,
     ) -> None:
         self.states = states
@@ -177,14 +178,11 @@ class WarmPools(Quiet):
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
-        self.looks = looks
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
-        self._cold: list[Device] | None = None
-        """Cold devices, as long as libraries and pilots are unchanged."""
-        self._first: dict[str, PoolJob] = {}
-        """Per pool, the first job that this walk found without help."""
+        self._cold: list[Device] | None = None  # Cold devices, as long as libraries and pilots are unchanged
+        self._first: dict[str, PoolJob] = {}  # Per pool, the first job that this walk found without help
 
     @property
     def provisioning(self) -> Provisioning:
@@ -271,7 +269,7 @@ class WarmPools(Quiet):
     def _go_on(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         lines = {key: state.line for key, state in self.states.all.items()}
-        for fate in self._walk.go_on(lines, cold, looks=self.looks):
+        for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
             state = self.states.all[fate.model]
             if fate.promise is not None:
                 loads, places = self._load(state.context, cold.taken.pop(fate.job.id))

@@ -39,13 +39,10 @@ Key = tuple[int, float, int]
 """A job's place: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
 
 HOPEFUL, LATE, REST = 0, 1, 2
-FRONT: Key = (-1, 0.0, 0)
-"""Before all jobs."""
+FRONT: Key = (-1, 0.0, 0)  # Before all jobs
 
-_EARLY_S = 1e-6
-"""Seconds before its latest start at which a job's need is checked, against rounding."""
-_FEW = 8
-"""Up to this many jobs are inserted one by one; above it the row is sorted."""
+_EARLY_S = 1e-6  # Seconds before its latest start at which a job's need is checked, against rounding
+_FEW = 8  # Up to this many jobs are inserted one by one; above it the row is sorted
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +67,6 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
         return 0
 
     def is_lost(self, now: float) -> bool:
-        """True if it is late with any number of warm replicas."""
         return now + self.run_s[-1] > self.deadline_at
 
 
@@ -85,17 +81,13 @@ class JobQueue:
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
-        self.rows: dict[int, list[Key]] = {}
-        """Jobs that can be in time, by need."""
+        self.rows: dict[int, list[Key]] = {}  # Jobs that can be in time, by need
         self.late: list[Key] = []
-        self.rest: list[Key] = []
-        """Jobs without a deadline."""
+        self.rest: list[Key] = []  # Jobs without a deadline
         self._keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
-        self._due: dict[int, float] = {}
-        """When the need of each hopeful job may grow."""
-        self._turns: list[tuple[float, int]] = []
-        """The same as a heap; entries that disagree are old."""
+        self._due: dict[int, float] = {}  # When the need of each hopeful job may grow
+        self._turns: list[tuple[float, int]] = []  # The same as a heap; entries that disagree are old
 
     def __len__(self) -> int:
         return len(self.jobs)

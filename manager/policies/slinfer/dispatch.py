@@ -42,14 +42,11 @@ from stoker.manager.policies.where_to_load import is_probed
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
-_ROUND_S = 0.1
-"""Seconds between two rounds."""
+_ROUND_S = 0.1  # Seconds between two rounds
 
-_MOST_TRIED = 32
-"""Waiting calls of a context that are tried in one round."""
+_MOST_TRIED = 32  # Waiting calls of a context that are tried in one round
 
-_PER_LOAD = 4
-"""Waiting calls per loading instance above which another one is loaded."""
+_PER_LOAD = 4  # Waiting calls per loading instance above which another one is loaded
 
 
 _NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave its gang away"
@@ -71,12 +68,9 @@ class OfferByHeadroom(HottestFirst):
         self._placement = placement
         self._consolidates = consolidates
         self._drops = drops
-        self._offered: dict[int, LibraryId] = {}
-        """The library that each call was offered last."""
-        self._refused: dict[int, set[LibraryId]] = {}
-        """Libraries that refused a call since its last new try."""
-        self._asked: set[str] = set()
-        """Contexts whose step times were requested."""
+        self._offered: dict[int, LibraryId] = {}  # The library that each call was offered last
+        self._refused: dict[int, set[LibraryId]] = {}  # Libraries that refused a call since its last new try
+        self._asked: set[str] = set()  # Contexts whose step times were requested
 
     def window(self, view: View, library: Library) -> int:
         return library.slots if shares_by_token(library.context) else super().window(view, library)
@@ -208,8 +202,7 @@ class ShrinkLate(LoadWhereWanted):
     """Residency: instances that are far too large shrink (§VII-B). Dispatch loads and unloads them."""
 
     period_s = _ROUND_S
-    honours = frozenset()
-    """No limits: dispatch loads and unloads instances by its own rule."""
+    honours = frozenset()  # No limits: dispatch loads and unloads instances by its own rule
 
     def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
         super().__init__(provisioning=provisioning)

@@ -23,8 +23,7 @@ from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
 from stoker.pilot.core.turns import OVERESTIMATE
 from stoker.protocol.ids import RecipeKey
 
-LOOK_AGAIN_S = 0.1
-"""Seconds granted at a time to a load that takes longer than expected."""
+LOOK_AGAIN_S = 0.1  # Seconds granted at a time to a load that takes longer than expected
 
 
 def prompt_tokens(call: Call) -> int:
@@ -61,7 +60,6 @@ class ComputeOutlook:
         return known[1]
 
     def prefill_s(self, context: Context, device: Device, call: Call) -> float:
-        """Return the seconds to read a call's prompt; 0 if unknown."""
         cost = self.cost(context, device)
         tokens = prompt_tokens(call)
         return cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
@@ -130,8 +128,6 @@ def cold_start_s(view: View, call: Call) -> float:
 
 
 class CacheSizes:
-    """Sizes of reservations with a watermark (0.25: a quarter more than required)."""
-
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
 
@@ -268,7 +264,6 @@ class InstancePlaces:
             yield device, size, idle
 
     def fits_elsewhere(self, view: View, calls: Iterable[Call], *, but: Library) -> bool:
-        """True if each of these calls would find room without `but`: in another instance, or in a new one."""
         for call in calls:
             others = [x for x in instances(call.group.context) if x is not but]
             if any(self._sizes.admit(other, call) is not None for other in others):

@@ -1,4 +1,4 @@
-"""Send what an event collected: calls, drops, ends of calls; and pass on pieces of results.
+"""Pass on pieces of results (`stoker.stream`), and acknowledgements of them.
 
 Pieces are in no journal, so they decide nothing and never pass `Core.handle`. A pilot repeats unacknowledged pieces,
 and a client asks for missed ones, so the end of a call means that its client has every piece.
@@ -6,74 +6,11 @@ and a client asks for missed ones, so the end of a call means that its client ha
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import attrgetter
-
-from stoker.manager.core import blame, holding
+from stoker.manager.core import holding
 from stoker.manager.core.events import Command, FromClient, FromPilot, ToClient, ToPilot
-from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Group, Library, PilotState
+from stoker.manager.core.nouns import Call, CallState, Library, PilotState
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
-from stoker.protocol.calls import CallSpec
-from stoker.protocol.ids import FunctionKey
-from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
-
-_GROUP = attrgetter("group")
-
-
-def send_calls(manager: Manager) -> None:
-    """Send libraries the calls that they got, one message for a group."""
-    sends, manager.sends = manager.sends, {}
-    for library, given in sends.items():
-        if not given:
-            continue
-        group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all of them
-        if len(specs) == len(given):
-            _send(manager, library, group, specs)
-        else:
-            for group, some in groupby(given, _GROUP):
-                _send(manager, library, group, [call.spec for call in some])
-
-
-def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
-    blob = blob_for(library, group)
-    manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
-    blame.watch_printing(manager, library)
-
-
-def blob_for(library: Library, group: Group) -> FunctionBlob | None:
-    """Return the function of a group if the library does not have it."""
-    function = group.function
-    if function.key in library.functions:
-        return None
-    library.functions.add(function.key)
-    return function
-
-
-def forget_sent(library: Library, *functions: FunctionKey) -> None:
-    """A library lost these functions, or may have lost any: send them again."""
-    library.functions.difference_update(functions or tuple(library.functions))
-
-
-def send_drops(manager: Manager) -> None:
-    """Tell libraries which calls to drop."""
-    for (library, running, grace_s), dropped in manager.drops.items():
-        manager.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
-    manager.drops.clear()
-
-
-def send_results(manager: Manager) -> None:
-    """Number ends of calls and send them to connected clients."""
-    results, manager.results = manager.results, {}
-    for client, ends in results.items():
-        if not ends:
-            continue
-        first = client.first_unacked + len(client.unacked)
-        client.unacked.extend(ends)
-        if client.connected and client.unnamed is None:
-            manager.tell(client, to_client.Results(first, ends))
 
 
 def are_pieces(event: FromPilot | FromClient) -> bool:
