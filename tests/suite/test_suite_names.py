@@ -130,8 +130,7 @@ def test_names_that_are_bad_are_found(tmp_path: Path, where: str):
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert homonyms(tmp_path) == {
-        "Row": {where, "pilot/b.py"},
-        "Ack": {where, "src/stoker/protocol/to_pilot.py"},
-    }, "an allowed name does not allow a third file"
+    assert homonyms(tmp_path) == {"Row": {where, "pilot/b.py"}, "Ack": {where, "src/stoker/protocol/to_pilot.py"}}, (
+        "an allowed name does not allow a third file"
+    )
     assert vague(tmp_path) == ["pilot/b.py:3 look"]
