@@ -279,31 +279,36 @@ def test_bytes_of_tokens_are_those_of_the_text(client):
     assert all(len(likeliest) == 3 for likeliest in plain.choices[0].logprobs.top_logprobs)
 
 
+UNSUPPORTED = [
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+        "response_format",
+    ),
+    ({"top_k": 5}, "top_k"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
-            "response_format",
-        ),
-        ({"top_k": 5}, "top_k"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ],
-)
+@pytest.mark.parametrize(("body", "param"), UNSUPPORTED)
 def test_what_the_engine_has_not_is_refused_without_a_load(client, gateway, stream, body, param):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="cold", messages=QUESTION, stream=stream, extra_body=body)
     assert (refused.value.param, refused.value.code) == (param, "unsupported_value")
     assert model_of(gateway, "cold")["state"] == "cold"
-    line = {"model": "cold", "messages": QUESTION, **body}
-    request = {"custom_id": "a", "method": "POST", "url": CHAT, "body": line}
-    (gateway.folder / "check.jsonl").write_text(json.dumps(request))
+
+
+def test_a_check_of_a_batch_refuses_what_the_engine_has_not(gateway):
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": CHAT, "body": {"model": "cold", "messages": QUESTION, **body}}
+        for n, (body, _) in enumerate(UNSUPPORTED)
+    ]
+    (gateway.folder / "check.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["batch", "check.jsonl", "--models", "models.toml", "--check", "--json"]
     done = subprocess.run([*SERVE, *words], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=False)
-    [line] = json.loads(done.stdout)["refused"]
-    assert line["error"]["param"] == param
+    refused = json.loads(done.stdout)["refused"]
+    assert [line["error"]["param"] for line in refused] == [param for _, param in UNSUPPORTED]
 
 
 # ---- clients of third parties
