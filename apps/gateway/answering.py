@@ -29,7 +29,7 @@ from stoker.apps.common.openai_requests import (
 from stoker.apps.gateway.failures import TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, Guard
-from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
 from stoker.units import show_seconds
@@ -155,10 +155,12 @@ class Admission:
         if objective_s := float(model.settings.ttft):
             await self._check_objective(model, objective_s, waits_s)
 
-    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+    async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
-        if not facts.hot:  # it may be so by now
-            facts = await self._watch.facts(model, within_s=0.1)
+        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # it may be loaded by now
+
+    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+        facts = await self._facts(model)
         if facts.hot or facts.hot_in_s <= waits_s:
             return
         self._watch.wake(model)
@@ -168,9 +170,7 @@ class Admission:
         )  # fmt: skip
 
     async def _check_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
-        facts = await self._watch.recent(model)
-        if not facts.hot:
-            facts = await self._watch.facts(model, within_s=0.1)
+        facts = await self._facts(model)
         if not facts.hot and model.settings.cold is Cold.WAIT:
             return
         expected = forecast(facts, model.meter.first)

@@ -265,14 +265,8 @@ class Batches:
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Start its `stoker batch`, which survives a gateway that is killed."""
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "stoker.manager.cli.main",
-            "batch",
-            str(self.files.data(batch.input_file_id)),
-        ]
+        requests = str(self.files.data(batch.input_file_id))
+        words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
         if self._pace(batch) is not None:
             words += ["--permits", str(self._folder / f"{batch.id}.permits")]

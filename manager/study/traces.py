@@ -190,7 +190,9 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     ConfigError with facts `file`, `line` and `key`, where known; for bad rows later.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
-    calls = _cut(_calls(path, trace, contexts), trace)
+    is_plain = trace.format is TraceFormat.CSV
+    found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))
+    calls = _cut(found, trace)
     first = next(calls, None)
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
@@ -198,12 +200,6 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
             f"{show_path(path)}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path)
         )
     return chain((first,), calls)
-
-
-def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    if trace.format is TraceFormat.CSV:
-        return _plain(path, trace, contexts)
-    return _READERS[trace.format](path, trace, _Names(trace))
 
 
 def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
@@ -346,8 +342,11 @@ class _TracedFunction(msgspec.Struct, frozen=True):
 
 
 def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    def first_s(function: _TracedFunction) -> float:
+        return next(iter(function.timestamps), math.inf)
+
     functions = _functions(path)
-    taken = {function.name: names.context(function.name) for function in sorted(functions, key=_first)}
+    taken = {function.name: names.context(function.name) for function in sorted(functions, key=first_s)}
 
     def requests(place: int, function: _TracedFunction) -> Iterator[Arrival]:
         context, last_s = taken[function.name], 0.0
@@ -364,10 +363,6 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
     streams = [requests(place, function) for place, function in enumerate(functions)]
     return heapq.merge(*streams, key=lambda call: call.at_s)
-
-
-def _first(function: _TracedFunction) -> float:
-    return function.timestamps[0] if function.timestamps else math.inf
 
 
 def _functions(path: Path) -> list[_TracedFunction]:
