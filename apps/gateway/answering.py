@@ -1,7 +1,6 @@
 """The model endpoints: read a request, admit it, run its calls, and answer in OpenAI's form.
 
-A request for `n` choices, or with several prompts, is that many calls. Each starts and ends independently, and a call
-that runs again generates the same text.
+A request for `n` choices, or with several prompts, is that many independent calls.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stoker.apps.common.openai_requests import (
 from stoker.apps.gateway.failures import TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, Guard
-from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
 from stoker.units import show_seconds
@@ -138,15 +137,11 @@ _ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
 class Admission:
-    """Decides whether a request may start."""
-
     def __init__(self, watch: SessionWatch) -> None:
         self._watch = watch
 
     async def check(self, request: Request, model: ServedModel) -> None:
-        """Raise TryLater for a request that would wait longer than its client or the models file allows, and for all
-        requests while the session's journal cannot be written.
-        """
+        """Raise TryLater for a request that would wait longer than it may, or while the journal cannot be written."""
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
             raise TryLater(
@@ -160,10 +155,12 @@ class Admission:
         if objective_s := float(model.settings.ttft):
             await self._check_objective(model, objective_s, waits_s)
 
-    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+    async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
-        if not facts.hot:  # it may be so by now
-            facts = await self._watch.facts(model, within_s=0.1)
+        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # it may be loaded by now
+
+    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+        facts = await self._facts(model)
         if facts.hot or facts.hot_in_s <= waits_s:
             return
         self._watch.wake(model)
@@ -173,9 +170,7 @@ class Admission:
         )  # fmt: skip
 
     async def _check_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
-        facts = await self._watch.recent(model)
-        if not facts.hot:
-            facts = await self._watch.facts(model, within_s=0.1)
+        facts = await self._facts(model)
         if not facts.hot and model.settings.cold is Cold.WAIT:
             return
         expected = forecast(facts, model.meter.first)
@@ -204,7 +199,6 @@ class Answering:
         self._metrics = metrics
         self._most_bytes = most_bytes
         self._ignored: set[str] = set()
-        """Request fields ignored so far."""
 
     async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
         """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls."""
@@ -256,7 +250,7 @@ class Answering:
     async def _stream(
         self, request: Request, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest
     ) -> Response:
-        """Answer a request that asks for a stream. An error within the first moment is raised, and has a status."""
+        """Answer with a stream. An error within the first moment is raised, and has a status."""
         chunks = Chunks(
             endpoint=asked.request.endpoint, name=name, model=model.name, created=int(time.time()),
             per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage,

@@ -1,7 +1,6 @@
 """`/v1/files`: files that clients upload for batches, and files of answers that batches write.
 
-A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size. A batch that was
-cancelled, expired or failed keeps its answers so far.
+A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size.
 """
 
 from __future__ import annotations
@@ -93,7 +92,6 @@ class FileStore:
         return sorted(found, key=lambda one: one.created_at, reverse=True)
 
     def remove(self, id: str, *, owner: str) -> None:
-        """Delete a file. Raises RequestRefused (404)."""
         shutil.rmtree(self._folder / self.get(id, owner=owner).id)
 
     def remove_old(self, now: float, *, needed: Collection[str]) -> None:
@@ -134,8 +132,6 @@ _ANSWERED = b'"response":{"status_code":200'
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):
-    """Numbers of answered and refused requests."""
-
     completed: int = 0
     failed: int = 0
 
@@ -166,7 +162,6 @@ def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, co
 
 
 def count_answers(log: Path) -> KeptAnswers:
-    """Count the answers of a running batch. Raises OSError."""
     lines = completed = 0
     with log.open("rb") as file:
         for line in file:

@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 
 class FollowedBatch:
-    """The gateway's state of an open batch, in addition to its file."""
-
     def __init__(self, id: str) -> None:
         self.id = id
         self.waits = ""
@@ -47,7 +45,6 @@ class FollowedBatch:
         self.given: dict[str, str] = {}
         """Ids of the answer files that are stored already, by name."""
         self.pacing: asyncio.Task[None] | None = None
-        """Grants its permits if its key has limits."""
         self._hurried = asyncio.Event()
 
     @property
@@ -56,9 +53,7 @@ class FollowedBatch:
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:
-        """Wait until the process ends. Return its code; None without a process, or for one that an earlier gateway
-        started.
-        """
+        """Wait until the process ends. Return its code if this gateway started it."""
         code = await self.child.wait() if self.child is not None else None
         while _may_run(self.process):
             await asyncio.sleep(_ENDED_EVERY_S)

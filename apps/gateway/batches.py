@@ -1,8 +1,7 @@
 """Batches of requests: `/v1/batches`. Each is a `stoker batch` that joins the gateway's session.
 
-The state of a batch is in its folder, so it continues after the gateway is killed and started again: a running `stoker
-batch` is found by its process, a stopped one is started with the same command. Steps that fail for lack of room are
-retried (`batch_process`).
+The state of a batch is in its folder, so it continues with the next gateway: a running `stoker batch` is found by its
+process, a stopped one is started again. Steps that fail for lack of room are retried (`batch_process`).
 """
 
 from __future__ import annotations
@@ -104,7 +103,6 @@ class Batches:
         self._followed: dict[str, FollowedBatch] = {}
 
     def resume(self) -> None:
-        """Continue the batches that have not ended."""
         for id in self._ids():
             try:
                 batch = self._read(id)
@@ -121,7 +119,6 @@ class Batches:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def add(self, asked: AskedBatch, *, owner: str) -> GatewayBatch:
-        """Start a batch. Raises RequestRefused (404) for an unknown file."""
         endpoint, file = asked.endpoint, asked.input_file_id
         self.files.get(file, owner=owner)
         batch = GatewayBatch(
@@ -240,7 +237,6 @@ class Batches:
                 followed.pacing = None
 
     def _expire(self, followed: FollowedBatch) -> None:
-        """Stop an expired batch; its answers so far are kept. Raises OSError."""
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
@@ -269,14 +265,8 @@ class Batches:
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Start its `stoker batch`, which survives a gateway that is killed."""
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "stoker.manager.cli.main",
-            "batch",
-            str(self.files.data(batch.input_file_id)),
-        ]
+        requests = str(self.files.data(batch.input_file_id))
+        words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
         if self._pace(batch) is not None:
             words += ["--permits", str(self._folder / f"{batch.id}.permits")]
@@ -351,7 +341,6 @@ class Batches:
         return [path.stem for path in self._folder.glob("batch_*.json")]
 
     def _read(self, id: str) -> GatewayBatch | None:
-        """Read a batch; None if it is missing or damaged. Raises OSError."""
         try:
             return msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=GatewayBatch)
         except (FileNotFoundError, msgspec.DecodeError):

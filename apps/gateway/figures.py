@@ -97,7 +97,6 @@ class RequestFigures:
         self._metrics.tokens.labels(self._model.name, "read").inc(tokens)
 
     def written(self, tokens: int, *, streamed: bool = False) -> None:
-        """Count generated tokens; with `streamed`, sent just now."""
         now = time.monotonic()
         if streamed:
             if not self._first_at:
@@ -109,7 +108,6 @@ class RequestFigures:
         self._model.meter.write(tokens, now)
 
     def end(self, error: BaseException | None) -> None:
-        """Count the end of the request."""
         metrics, name = self._metrics, self._model.name
         self._has_first_token(None)
         ttft_s = self._first_at - self._begun if self._first_at else None

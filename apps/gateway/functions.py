@@ -1,6 +1,6 @@
 """The functions of the gateway that run on a pilot. A call answers one choice of a request, or embeds all its texts.
 
-Each yields pieces of its answer, or an ApiError if the model refuses. Other errors are raised.
+Each yields pieces of its answer, or an ApiError if the model refuses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _PIECE_BYTES = 500_000
 
 @app(stream=True)
 def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
-    """Yield the whole text of one choice."""
     try:
         [prompt] = prompts_of(model, request)
         yield complete(model, prompt, request.sampling, place=0)
@@ -40,7 +39,6 @@ def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
 
 @app(stream=True)
 def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
-    """Yield the text of one choice as it is generated."""
     begun = False
     try:
         [prompt] = prompts_of(model, request)
@@ -55,7 +53,6 @@ def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | A
 
 @app(stream=True)
 def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
-    """Yield the vectors of all texts of a request."""
     try:
         vectors, tokens = embed_texts(model, request)
     except ValueError as refused:

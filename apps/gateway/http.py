@@ -51,7 +51,6 @@ class BatchRoutes:
         self._most_bytes = most_bytes
 
     def routes(self, guarded: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
-        """Return all routes; `guarded` checks access."""
         return [
             Route("/v1/files", guarded(self._upload), methods=["POST"]),
             Route("/v1/files", guarded(self._list_files), methods=["GET"]),

@@ -61,7 +61,6 @@ class KeyUse(msgspec.Struct):
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
-    """Start times."""
     tokens: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
     """End times of requests, and their tokens."""
 
@@ -75,7 +74,6 @@ class KeyUse(msgspec.Struct):
         return None
 
     def resume(self) -> None:
-        """Count a request that runs already."""
         self.running += 1
 
     def end(self, tokens: int, *, now: float) -> None:
@@ -99,7 +97,6 @@ class KeyUse(msgspec.Struct):
         return None
 
     def _room_in(self, most: int, used: int, now: float) -> float:
-        """Return the seconds until fewer than `most` tokens are in the window."""
         for at, tokens in self.tokens:
             used -= tokens
             if used < most:
@@ -107,7 +104,6 @@ class KeyUse(msgspec.Struct):
         return WINDOW_S
 
     def forget(self, now: float) -> None:
-        """Drop entries older than a minute."""
         while self.requests and self.requests[0] <= now - WINDOW_S:
             self.requests.popleft()
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
@@ -174,7 +170,6 @@ class KeyFile:
         return key
 
     def remove(self, name: str) -> None:
-        """Delete a key. Raises ConfigError for an unknown name."""
         keys = self.read()
         if all(each.name != name for each in keys):
             known = ", ".join(each.name for each in keys) or "none"
@@ -187,7 +182,6 @@ class KeyFile:
         return self._by_digest.get(digest_of(key))
 
     def named(self, name: str) -> KeyRecord | None:
-        """Return the record of this name; reads the file again after a change. Raises ConfigError as `read`."""
         self._refresh_keys()
         return next((each for each in self._by_digest.values() if each.name == name), None)
 
@@ -247,7 +241,6 @@ class Guard:
 
     @property
     def is_open(self) -> bool:
-        """True if requests need no key."""
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:

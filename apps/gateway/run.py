@@ -46,8 +46,6 @@ _BACKLOG = 1024
 
 
 class GatewayState(msgspec.Struct, frozen=True):
-    """The stored state of a gateway: port (0: none), session, and process."""
-
     port: int = 0
     session: str = ""
     pid: int = 0
@@ -82,7 +80,6 @@ class GatewayPlace:
         return state
 
     def ports_of_others(self) -> frozenset[int]:
-        """Return the ports of this user's other gateways, running or not."""
         ports = set()
         for file in self.folder.parent.glob("*/gateway.json"):
             if file != self._file:
@@ -136,7 +133,6 @@ def listen_on_path(path: str) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -162,7 +158,6 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove the socket file of a gateway that was killed."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -242,7 +237,6 @@ def _run(gateway: Gateway, listener: socket.socket, options: GatewayOptions) -> 
 
 
 def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
-    """Return the session to use, and how it was found, for people."""
     named = options.session or ("" if options.site else joined_session())
     if named:
         return named, f"joined session {named}"
@@ -329,7 +323,6 @@ def _place_for_programs(options: GatewayOptions, *, port: int, session: str, mod
 
 
 def _address(options: GatewayOptions, port: int) -> str:
-    """Return the URL without a path, or the path of a Unix socket."""
     if options.uds:
         return options.uds
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -60,7 +60,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def hot_in_s(self) -> float:
-        """Estimated seconds until it is loaded."""
         return 0.0 if self.hot else max(1.0, (self.load_s or UNKNOWN_LOAD_S) - self.loading_s)
 
 
@@ -110,7 +109,6 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
 
 
 def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
-    """Return the forecast for a new request."""
     alone_s = first.expected_s(0)
     if not facts.hot:
         load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load of it has been measured"
@@ -136,9 +134,7 @@ class ModelMeter(msgspec.Struct):
     requests: int = 0
     failed: int = 0
     tokens: int = 0
-    """Generated tokens."""
     asked_at: float = 0.0
-    """Time of the last request."""
     first: FirstTokens = msgspec.field(default_factory=FirstTokens)
     ttft: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
     tpot: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -236,8 +232,6 @@ class ServedModel:
 
 
 class ServedModels(dict[str, ServedModel]):
-    """The models by name, in file order."""
-
     def __init__(self, settings: Mapping[str, ModelSettings]) -> None:
         super().__init__({name: ServedModel(name, each) for name, each in settings.items()})
 
@@ -272,15 +266,12 @@ _OVER_EVERY_S = 1.0
 
 
 class SessionWatch:
-    """Asks the session for its status on behalf of all."""
-
     def __init__(self, session: Session, models: ServedModels) -> None:
         self.session = session
         self.models = models
         self.status: Status | None = None
         """The last status; None before the first, and while the manager does not answer."""
         self.trouble = ""
-        """Why there is no status."""
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -302,7 +293,6 @@ class SessionWatch:
         return self.status
 
     async def facts(self, model: ServedModel, *, within_s: float = _FRESH_S) -> ModelFacts:
-        """Return the facts of a model, at most `within_s` old."""
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
@@ -335,7 +325,6 @@ class SessionWatch:
             await asyncio.sleep(_OVER_EVERY_S)
 
     async def keep_warm(self) -> None:
-        """Load models with `min` libraries again whenever they are missing, until cancelled."""
         while any(model.settings.min for model in self.models.values()):
             for model in self.models.values():
                 facts = await self.facts(model)

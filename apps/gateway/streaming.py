@@ -35,8 +35,6 @@ Piece = Any
 
 
 class ModelRefused(RequestRefused):
-    """The model has refused a request."""
-
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
         self.error = error
@@ -210,7 +208,6 @@ class Chunks:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the last event of a failed stream."""
     return _event(error.body)
 
 
@@ -249,11 +246,9 @@ class RunningRequest:
         self.count_tokens(read + written)
 
     def count_tokens(self, tokens: int) -> None:
-        """Set the tokens for the limits of its key."""
         self._held.tokens = tokens
 
     def end(self, error: BaseException | None) -> None:
-        """Count the end; a second call has no effect."""
         if not self._over:
             self._over = True
             self._held.end()

@@ -32,8 +32,6 @@ _REQUEST_ID = "x-request-id"
 
 
 class RequestIds:
-    """Gives each request an id, which is a header of its response and part of its log lines."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -73,8 +71,7 @@ class CrossOrigin:
 _PREFLIGHT_S = 600
 
 
-class ClientLeft(Exception):
-    """The client closed its connection before it had its answer."""
+class ClientLeft(Exception): ...
 
 
 class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked into
@@ -175,7 +172,6 @@ class EventStream(Response):  # type: ignore[misc]
         self._events = events
         self._at_end = at_end
         self._is_open = False
-        """True between the head and the end of the response."""
         self._was_silent = False
         """True if no event was sent since `_comment` last checked."""
         del self.headers["content-length"]

@@ -1,9 +1,8 @@
 """A simulated batch system, and the factory that talks to it.
 
-A block waits for a random time, then for capacity, first come first served. When capacity shrinks, running
-blocks are preempted without notice. The manager hears of this with the delay of a factory that polls, and of a
-broken connection at once. Left out: fair share, backfill and other queueing rules; their effect is in the
-capacity and the wait.
+A block waits for a random time, then for capacity, first come first served. When capacity shrinks, running blocks are
+preempted without notice. The manager hears of this when its factory polls, and of a broken connection at once. Left
+out: other queueing rules; their effect is in the capacity and the wait.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class BatchSystem:
         self._boots = Stream(seed, f"boot/{model.name}")
         self._jobs: dict[BlockId, _Job] = {}
         self._queue: dict[BlockId, _Job] = {}
-        """Blocks that wait for capacity, in order of submission."""
         self._running: dict[BlockId, _Job] = {}
         self._capacity = 0
         self._submitted = 0

@@ -1,9 +1,8 @@
 """When requests of one model end if its engine batches them, in virtual time.
 
-The rules are the engine's own (`stoker.contexts.batching`); step times come from a measured table
-(`stoker.contexts.step_times`). SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
-Each step is decided separately; tests compare `stoker.manager.sim.virtual_engine`, which decides many at once,
-with this.
+The rules are the engine's own (`stoker.contexts.batching`); step times come from a measured table. SLINFER's shadow
+validation (§VI-C) asks the same question with a margin of 10 %. Each step is decided separately; tests compare
+`stoker.manager.sim.virtual_engine` with this.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ def batch_run(
 
 
 class _VirtualBatch:
-    """A batch at work: its clock and its arrivals."""
-
     def __init__(self, model: StepModel, limits: BatchLimits, requests: Sequence[TimedRequest]) -> None:
         self.batch = RunningBatch(limits)
         self.first_at: dict[int, float] = {}

@@ -72,7 +72,6 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
 
 
 def clipped(steps: Steps, *, from_s: float) -> Steps:
-    """Return the same steps, 0 before a time."""
     at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
     return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
 
@@ -157,7 +156,6 @@ class Placement(msgspec.Struct, frozen=True):
     item_s: float
     devices: int
     floor: EngineFloor | None = None
-    """Least step times of its engine."""
 
     def run_s(self, call: LeastCall) -> float:
         if self.floor is not None:
@@ -311,12 +309,9 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
 
 
 _Prices = dict[int, float]
-"""Worth of device time by source."""
 
 
 class _Case:
-    """The calls of a world, and where their contexts may be."""
-
     def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
         self.world, self.calls, self.places = world, calls, places
         self.of: dict[str, list[Placement]] = {}

@@ -1,7 +1,6 @@
 """Refuses worlds in which nothing could happen or something would never end.
 
-Each part of a world checks itself when it is made (`stoker.manager.sim.world`). This module checks how parts fit
-together, and the calls.
+This module checks how the parts of a world and the calls fit together; each part checks itself when it is made.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: floa
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """Yield what cannot be in a world.
-
-    `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none, and then a run must be able to end.
-    """
+    """Yield what cannot be in a world. `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none."""
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at

@@ -23,8 +23,6 @@ _ALL = 1.0 + 1e-9
 
 
 class RunningWork:
-    """A running call. `seconds`: its time at full speed."""
-
     __slots__ = (
         "_act", "_args", "_devices", "_entry", "_left_s", "_pace", "_part", "_since", "_slowed", "began_at",
         "seconds",
@@ -51,7 +49,6 @@ class SimulatedDevice:
         self._agenda = agenda
         self._works: dict[RunningWork, None] = {}
         self._wanted = 0.0
-        """Share that all work wants; above 1 calls slow each other down."""
         self._busy_s = self._busy_since = 0.0
         self.before_company: Callable[[], None] | None = None
         """Called before other work joins the only one here."""
@@ -163,8 +160,6 @@ def begin_together(
 
 
 class TurnTaker(Protocol):
-    """The engine of a library, as others on its devices see it."""
-
     number: LibraryId
     device_ids: tuple[DeviceId, ...]
 
@@ -180,8 +175,6 @@ class TurnTaker(Protocol):
 
 
 class DeviceTurns:
-    """Waiting and computing engines on the devices of one pilot."""
-
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._waiting: dict[TurnTaker, float] = {}

@@ -47,7 +47,6 @@ class Transfer:
         self.left = float(size)
         self.done = done
         self.moved: dict[int, float] = {}
-        """Units that came along each of the current paths."""
         self._flows: tuple[_Flow, ...] = ()
         self._since = 0.0
         self._entry: Entry | None = None
@@ -202,6 +201,5 @@ class Machine:
         self.memory = SharedLink(f"{name} memory", links.memory)
         self.bus = SharedLink(f"{name} bus", links.bus)
         self.on_disk: dict[str, int] = {}
-        """Cached objects and their bytes."""
         self.in_memory: dict[str, None] = {}
         """Cached objects in the page cache."""

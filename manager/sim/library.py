@@ -1,7 +1,6 @@
-"""The process of a simulated library, from start to end.
+"""The process of a simulated library: it carries out the orders of the pilot's core in virtual time.
 
-The pilot's core decides the stages and the messages to the manager. This module carries out its orders in virtual
-time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
+It loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class SimLibrary:
         """Ordered sizes; the first is in progress."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
-        """Transfers that it waits for."""
         self.batch: ServedBatch | None = None
         if self.engine is not None:
             seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
@@ -311,7 +309,6 @@ class SimLibrary:
         self.ended(spec.call, ran_s=ran_s)
 
     def warm_up(self, items: int) -> int:
-        """Count `items` as begun. Return how many take longer because the process is fresh."""
         cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
         self._items += items
         return cold

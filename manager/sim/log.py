@@ -167,7 +167,6 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def is_met(self) -> bool:
-        """True if all tokens came in time (with `grace_s`)."""
         return self.seen >= self.output and self.late_s <= self.grace_s + _ROUNDING_S
 
     def add(self, ends: Sequence[float], *, made: int) -> None:
@@ -245,8 +244,7 @@ class EachCall:
         if times.has_objective:
             note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.grace_s if ok else math.inf)
 
-    def close(self, at_s: float) -> None:
-        """End the log."""
+    def close(self, at_s: float) -> None: ...
 
 
 class CountedCalls:
@@ -260,7 +258,6 @@ class CountedCalls:
         """Open calls that never began."""
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
-        """Other members of gangs, by call and rank."""
         self._again: set[int] = set()
         """Calls that ran to their end more than once."""
         self._sums = [0.0] * len(Happened)
@@ -268,7 +265,6 @@ class CountedCalls:
         self._waits, self._takes = _Times(), _Times()
         self._tokens = {what: _Times() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)}
         self._objectives = [0, 0]
-        """Missed and met objectives."""
         self._write_at = 0.0
         self._first = True
 

@@ -55,7 +55,6 @@ class _Fetch:
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
         self.left = float(ref.size_bytes)
-        """Missing bytes when its transfer begins."""
         self.began_at = now
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()
@@ -244,7 +243,6 @@ class SimPilot:
         self.fetching = Fetching(self)
         self.here = True
         self.left = False
-        """It has said that it leaves; earlier messages still arrive."""
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
         """Messages under way."""

@@ -1,7 +1,7 @@
-"""One simulated run: the core, the world, and the loop between them.
+"""One simulated run: the loop of the live shell, without sockets, around the core.
 
-The loop is the live shell's without sockets: `Core.handle` gets an event of the world, and its commands become
-events of the world. The core is strict: an impossible plan of a policy stops the run and shows the state.
+`Core.handle` gets an event of the world, and its commands become events of the world. The core is strict: an impossible
+plan of a policy stops the run and shows the state.
 """
 
 from __future__ import annotations
@@ -114,11 +114,9 @@ class Simulation:
         """Tokens of open calls to engines; unknown to policies."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
-        """Of libraries that have ended."""
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
         self.core_events = 0
         self.busy_s = self.warm_s = 0.0
-        """Of pilots that have ended."""
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
         self._batch = {

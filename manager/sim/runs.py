@@ -201,7 +201,6 @@ class CallRun:
         self.ordered_at = sim.agenda.now
         self._size = size
         self.members: dict[int, RunningLibrary] = {}
-        """By rank."""
         self.begun = False
         self.over = False
         """It has ended, or a member has left."""
@@ -209,7 +208,6 @@ class CallRun:
         self._done = done_of(spec)
         """Progress at the last report."""
         self._next: Entry | None = None
-        """The next progress report."""
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
         """A member's turn has come. The run begins with the last one, or never if one has left."""
@@ -308,7 +306,6 @@ def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
 
 
 def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunCourse:
-    """Return the course of a run on these libraries if they are warm."""
     model = members[0].model
     return course(
         model, spec, call_s=max([member.call_s for member in members]),

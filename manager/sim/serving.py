@@ -1,7 +1,6 @@
 """The batch of a simulated library's engine, whose steps take turns on the devices.
 
-A call joins the batch with its slot and leaves with its last token, by eviction, or with its library; then it
-runs again from its prompt. Everything else is in `stoker.manager.sim.library`.
+A call joins the batch with its slot and leaves with its last token, by eviction, or with its library.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class ServedBatch:
         self._sim: Surroundings = library.sim
         self._work: RunningWork | None = None
         self._reports = False
-        """A report of the batch's load is scheduled."""
         self._paused_until = 0.0
         """No turn before this time."""
         self._ended_at = 0.0
@@ -165,7 +163,6 @@ class ServedBatch:
         return True
 
     def interrupt(self) -> None:
-        """End the turn after the current step (`device.TurnTaker`)."""
         if self.engine.interrupt(self._sim.agenda.now):
             self._reschedule()
 

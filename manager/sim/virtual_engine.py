@@ -1,9 +1,8 @@
-"""An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times
-(`stoker.contexts.step_times`).
+"""An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times.
 
-Most steps repeat: the same requests write one more token each. This *burst* is decided once, and an engine with
-its devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants
-the device, the burst is cut after the current step. Steps and times equal those decided one by one.
+Most steps repeat: the same requests write one more token each. This *burst* is decided once, and an engine with its
+devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants the device,
+the burst is cut after the current step. Steps and times equal those decided one by one.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _LONGEST_BURST = 512
 
 
 class StepCounts(msgspec.Struct):
-    """Counts of computed steps (see `EngineLoad`)."""
-
     steps: int = 0
     decode_steps: int = 0
     row_steps: int = 0
@@ -55,11 +52,9 @@ class VirtualEngine:
         self._seconds = seconds
         self._most_output = most_output
         self._times: dict[int, TokenTimes] = {}
-        """Tokens of each request, by its number."""
         self._is_full = False
         """Waiting requests found no room at the last decision."""
         self._step: Step | None = None
-        """The current step, or the last and next one."""
         self._takes: list[float] = []
         """Seconds of the burst's steps that have not begun."""
         self._ahead: list[float] = []
@@ -103,7 +98,6 @@ class VirtualEngine:
         return EngineLoad(running, waiting, **msgspec.structs.asdict(self.counts), rows=self.batch.limits.rows)
 
     def free_at(self, now: float) -> float:
-        """Return when the current step ends; `now` if none runs."""
         at = bisect_left(self._ahead, now)
         return self._ahead[at] if at < len(self._ahead) else now
 

@@ -233,7 +233,6 @@ class Trace(
 
 Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
 Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
-"""Kinds of a scenario's [workload]; `kind` says which."""
 
 
 def contexts_of(workload: Workload) -> tuple[str, ...]:

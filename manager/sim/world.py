@@ -1,7 +1,4 @@
-"""The parts of a simulated world, as values that check themselves. Scenario files are read into these.
-
-Everything that a scenario leaves out costs nothing: no latency, no queue, infinite bandwidth.
-"""
+"""The parts of a simulated world, as values that check themselves. What a scenario leaves out costs nothing."""
 
 from __future__ import annotations
 
@@ -211,7 +208,6 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
-        """A time on a kind of device in seconds; 0 if not given."""
         return float(times.get(kind, times.get("", 0.0)))
 
 

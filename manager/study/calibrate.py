@@ -93,12 +93,9 @@ class RecordedStay(msgspec.Struct):
     came_at: float
     left_at: float = math.inf
     cut_at: float = 0.0
-    """When its connection broke, if it has not returned."""
 
 
 class _Held(msgspec.Struct):
-    """A library, as far as loads and runs need it."""
-
     recipe: Recipe
     kind: str
     ordered_at: float
@@ -121,7 +118,6 @@ class RecordedSession:
         self.runs: list[RecordedRun] = []
         self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
-        """When calls ended."""
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _Held] = {}
 
@@ -315,7 +311,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
 
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
-    """Simulate the session under fresh policies, once a seed. Raises SimulationError."""
+    """Simulate the session under fresh policies, once a seed."""
     simulated = tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
     return MakespanComparison(calibrated.makespan_s, simulated)
 

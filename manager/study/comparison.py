@@ -96,10 +96,8 @@ def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """Return a row per policy with runs, in the order of `policies`.
-
-    With several policies and calls that arrive at once, rows also have the speed (items a second) against the
-    first row.
+    """Return a row per policy with runs, in the order of `policies`. If calls arrive at once, rows also have the speed
+    (items a second) against the first policy.
     """
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]

@@ -36,7 +36,6 @@ _HOUR_S = 3600.0
 
 class Sureness(enum.Enum):
     GOOD = "good"
-    """Measured here, often enough."""
     FAIR = "fair"
     """Measured seldom, or partly elsewhere."""
     POOR = "poor"
@@ -58,12 +57,10 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
-        """Number of calls."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
-        """The function's name without its module or file."""
         return self.function.rpartition(":")[2]
 
     @property
@@ -120,11 +117,9 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class MeasuredCosts(Protocol):
-    def recipes_of(self, function: str) -> list[Remembered]:
-        """Return recipes with measured calls of a function, the last one first."""
+    def recipes_of(self, function: str) -> list[Remembered]: ...
 
-    def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """Return what is known of a recipe, by kind of device."""
+    def estimates(self, recipe_key: str) -> dict[str, Estimate]: ...
 
 
 def gather(

@@ -127,8 +127,6 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
 
 
 class _Span:
-    """Calls on a row that are drawn as one."""
-
     __slots__ = ("began_at", "calls", "ended_at", "first", "items")
 
     def __init__(self, first: int, began_at: float) -> None:
@@ -154,7 +152,6 @@ class _LibraryRows:
         self.ready = False
         self.rows: list[int] = []
         self.busy: dict[int, tuple[int, float, int]] = {}
-        """Row, begin and rank of each call."""
         self.spans: dict[int, _Span] = {}
 
     def free_row(self) -> int | None:
@@ -170,7 +167,6 @@ class _Rows:
         self._together = together
         self._libraries: dict[int, _LibraryRows] = {}
         self._runs_in: dict[int, int] = {}
-        """The library of each running call."""
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
         """Rows of each pilot next to its own."""
@@ -248,7 +244,6 @@ class _Rows:
             yield self._cut(library, call, at_s, "")
 
     def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> Event:
-        """Draw a call, or a part of one, that is not joined with others on its row."""
         row, began_at, rank = library.busy.pop(call)
         if not rank:
             self._runs_in.pop(call, None)

@@ -114,13 +114,10 @@ class _Pass:
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
-        """Arrival of each open call."""
         self.begun: set[int] = set()
-        """Open calls that have begun."""
         self.running: dict[int, tuple[float, int]] = {}
         """Begin and library of running calls."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
-        """Running calls of each library."""
         self.parts: dict[tuple[int, int], float] = {}
         """Begin of parts of gangs, by library and call."""
         self.again: set[int] = set()
@@ -128,14 +125,12 @@ class _Pass:
         self.devices_of: dict[int, float] = {}
         """Devices of libraries with several."""
         self.due: dict[int, float] = {}
-        """Open deadlines."""
         self.late: dict[int, bool] = {}
         """Whether each other deadline was missed."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
         """Pilots and their devices."""
         self.may_have: dict[int, float] = {}
-        """Blocks of each source."""
 
     def result(self, until_s: float | None) -> Measures:
         log = self.log

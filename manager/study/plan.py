@@ -47,7 +47,7 @@ _ASKED = 1_000
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Median, and the values that one case in ten is below and above."""
+    """Median, and the first and last decile."""
 
     p10: float
     p50: float
@@ -134,7 +134,6 @@ def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], f
 
 
 def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
-    """Return how many calls of `each_s` seconds are simulated as one."""
     least = max(CALLS, CALLS_A_DEVICE * devices)
     if walltime_s:
         least = max(least, math.ceil(CALLS_A_WALLTIME * work.calls * each_s / walltime_s))

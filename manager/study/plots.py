@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 POINTS = 1_000
-"""Steps that are kept of a curve."""
 SHARES = tuple(number / 200 for number in range(201))
 """Shares of calls whose times are kept."""
 
@@ -85,10 +84,8 @@ _UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.
 
 
 def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
-    """Draw `completed`, `devices`, `queue` over time and `times` into a folder. Return the paths, a PNG and an SVG
-    each.
-
-    Raises StokerError without matplotlib, ValueError without runs.
+    """Draw `completed`, `devices`, `queue` over time and `times`, each as PNG and SVG. Return the paths. Raises
+    StokerError without matplotlib, ValueError without runs.
     """
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")

@@ -54,8 +54,6 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class StudyResults(msgspec.Struct, frozen=True):
-    """`results.json`. `complete`: every requested run is there."""
-
     stoker: str
     scenario: str
     complete: bool

@@ -190,8 +190,6 @@ def run_all(
 
 
 class _PlannedRun(msgspec.Struct, frozen=True):
-    """A policy and seed to simulate, with or without a bound."""
-
     policy: str
     seed: int
     bound: bool
@@ -221,10 +219,7 @@ def _deaf(*_: Any) -> None:
 def run_one(
     scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: TellProgress = _deaf
 ) -> FinishedRun:
-    """Simulate a scenario once.
-
-    Raises SimulationError, and ConfigError for a bad policy or trace.
-    """
+    """Simulate a scenario once. Raises SimulationError and ConfigError."""
     began = time.perf_counter()
     chosen = find(policy)
     policies = chosen.make()
@@ -279,5 +274,4 @@ class StallWatch:
 
 
 def log_name(policy: str, seed: int) -> str:
-    """Return the name of a run's event log: `default-0.parquet`."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label(policy)).strip('-.')}-{seed}.parquet"

@@ -37,8 +37,6 @@ from stoker.units import parse_rate
 
 
 class Override(NamedTuple):
-    """One changed setting: as given, and its path in the data."""
-
     text: str
     path: tuple[str, ...]
 
@@ -110,14 +108,14 @@ def _value(text: str) -> Any:
 
 
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Replace names of profile files, relative to `folder`, by their content. Raises ConfigError."""
+    """Replace names of profile files by their content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
             engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
 
 
 def read_profile(path: Path) -> StepTimes:
-    """Return the step times of a file with a profile, or `times` alone. Raises ConfigError."""
+    """Return the step times of a file. Raises ConfigError."""
     try:
         data = path.read_bytes()
         found = msgspec.json.decode(data)
@@ -224,7 +222,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of `text`; `file` is its name in errors. Raises ConfigError."""
+    """Return the scenario of `text`; `file` is its name in errors."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)

@@ -45,7 +45,7 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
-    """Return by how much `values` exceed `others`, seed by seed. Raises ValueError for unequal lengths."""
+    """Return by how much `values` exceed `others`, seed by seed."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")
     return estimate([value - other for value, other in zip(values, others, strict=True)])

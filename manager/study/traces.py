@@ -35,8 +35,6 @@ _SHOWN = 60
 
 
 class TableRow:
-    """One row: its cells by column, and its line."""
-
     __slots__ = ("_cells", "_columns", "line", "path")
 
     def __init__(self, path: Path, line: int, columns: Mapping[str, int], cells: list[str]) -> None:
@@ -52,14 +50,12 @@ class TableRow:
         return wrong(self.path, self.line, field, what)
 
     def text(self, field: str) -> str:
-        """Return the text of a field. Raises ConfigError if it is empty."""
         text = self._cells[self._columns[field]].strip()
         if not text:
             raise self.wrong(field, "is empty")
         return text
 
     def whole(self, field: str, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        """Return a whole number within bounds. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         pattern = _SIGNED if least < 0 else _WHOLE
         if not pattern.fullmatch(text) or not least <= int(text) <= most:
@@ -67,18 +63,15 @@ class TableRow:
         return int(text)
 
     def number(self, field: str) -> float:
-        """Return a number of at least 0. Raises ConfigError."""
         text = self._cells[self._columns[field]]
         if not _NUMBER.fullmatch(text) or not 0.0 <= float(text) < math.inf:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
     def whole_or(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        """Return a whole number, or `otherwise` without the column."""
         return self.whole(field, least=least, most=most) if field in self._columns else otherwise
 
     def number_or(self, field: str, otherwise: float) -> float:
-        """Return a number, or `otherwise` without the column."""
         return self.number(field) if field in self._columns else otherwise
 
     def date(self, field: str) -> float:
@@ -120,7 +113,6 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    """Return the error `file: line N: field: what is wrong`."""
     parts = (show_path(path), f"line {line}", field, what) if field else (show_path(path), f"line {line}", what)
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
@@ -186,7 +178,6 @@ _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWI
 def arrivals_of(
     workload: Workload, *, seed: int, folder: Path, contexts: Collection[str] = ()
 ) -> Iterator[Arrival]:  # fmt: skip
-    """Return the calls of any workload: drawn under `seed`, or read from a trace (`read_trace`)."""
     if isinstance(workload, Trace):
         return read_trace(workload, folder=folder, contexts=contexts)
     return arrivals(workload, seed=seed)
@@ -199,7 +190,9 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     ConfigError with facts `file`, `line` and `key`, where known; for bad rows later.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
-    calls = _cut(_calls(path, trace, contexts), trace)
+    is_plain = trace.format is TraceFormat.CSV
+    found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))
+    calls = _cut(found, trace)
     first = next(calls, None)
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
@@ -207,12 +200,6 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
             f"{show_path(path)}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path)
         )
     return chain((first,), calls)
-
-
-def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    if trace.format is TraceFormat.CSV:
-        return _plain(path, trace, contexts)
-    return _READERS[trace.format](path, trace, _Names(trace))
 
 
 def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
@@ -355,8 +342,11 @@ class _TracedFunction(msgspec.Struct, frozen=True):
 
 
 def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    def first_s(function: _TracedFunction) -> float:
+        return next(iter(function.timestamps), math.inf)
+
     functions = _functions(path)
-    taken = {function.name: names.context(function.name) for function in sorted(functions, key=_first)}
+    taken = {function.name: names.context(function.name) for function in sorted(functions, key=first_s)}
 
     def requests(place: int, function: _TracedFunction) -> Iterator[Arrival]:
         context, last_s = taken[function.name], 0.0
@@ -373,10 +363,6 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
     streams = [requests(place, function) for place, function in enumerate(functions)]
     return heapq.merge(*streams, key=lambda call: call.at_s)
-
-
-def _first(function: _TracedFunction) -> float:
-    return function.timestamps[0] if function.timestamps else math.inf
 
 
 def _functions(path: Path) -> list[_TracedFunction]:

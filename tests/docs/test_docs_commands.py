@@ -65,10 +65,7 @@ NOT_RUN = {
 
 PROGRAMS_NOT_RUN = {
     ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
-    (
-        "docs/prompt-bank.md",
-        0,
-    ): "minutes with a model; tests/apps/test_apps_bank_model.py does it with few prompts",
+    ("docs/prompt-bank.md", 0): "minutes with a model; tests/apps/test_apps_bank_model.py does it with few prompts",
 }
 """Python blocks that are compiled and not run, by page and number, and why."""
 
@@ -115,12 +112,7 @@ def ours(page: str) -> list[str]:
 # ---- nothing is forgotten
 
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
-PROGRAMS_RUN = {
-    ("README.md", 0),
-    ("docs/clusters.md", 0),
-    ("docs/contexts.md", 0),
-    ("docs/notebooks.md", 0),
-}
+PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
 PROGRAMS_RUN |= {("docs/porting.md", number) for number in range(4)}
 PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/engines.md", 0)}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,6 @@ SEED = 11
 
 def readers() -> list[str]:
     """The readers by name; their folder is not used for it."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as place:
         return [target.name for target in targets(Path(place), seed=SEED)]
 
@@ -35,9 +34,9 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.fixture
-def by_name(tmp_path: Path) -> dict[str, Target]:
-    return {target.name: target for target in targets(tmp_path, seed=SEED)}
+@pytest.fixture(scope="module")
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    return {target.name: target for target in targets(tmp_path_factory.mktemp("inputs"), seed=SEED)}
 
 
 @pytest.mark.parametrize("count", COUNTS)

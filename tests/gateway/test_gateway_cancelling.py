@@ -5,18 +5,12 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-
-import pytest
-
-if not all(map(find_spec, ("openai", "httpx", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))):
-    pytest.skip("needs the extras serve, models and test", allow_module_level=True)
 
 import httpx
-import openai
-from gateway.running import LIMIT_S, RunningGateway, until
+import pytest
+from gateway.asking import CHAT, client_of
+from gateway.running import LIMIT_S, until
 from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
@@ -25,7 +19,7 @@ from stoker.pilot.core.lifecycle import MOST_GRACE_S
 pytestmark = pytest.mark.slow
 MODELS = """
 [models.small]
-path = "models/tiny"
+path = "models/endless"
 cold = "wait"
 
 [models.vectors]
@@ -33,7 +27,6 @@ path = "models/embedder"
 kind = "embedding"
 cold = "wait"
 """
-CHAT = "/v1/chat/completions"
 MOST = 30_000
 """Tokens of a text, which takes the model minutes."""
 LEAVES_S = 0.3
@@ -43,26 +36,19 @@ SETTLED_S = MOST_GRACE_S + 2.0
 
 
 @pytest.fixture(scope="module")
-def gateway(world) -> Iterator[RunningGateway]:
-    folder = world.path / "work"
-    (folder / "models").mkdir(parents=True)
-    write_tiny_model(folder / "models" / "tiny", ends=False, longest=32_768)
-    write_tiny_encoder(folder / "models" / "embedder")
-    running = RunningGateway(folder)
-    (folder / "models.toml").write_text(MODELS)
-    running.start()
-    try:
-        ask(running, "chat", max_tokens=2)
-        ask(running, "embeddings", count=1)
-        yield running
-    finally:
-        running.end()
+def write_models():
+    def write(folder):
+        write_tiny_model(folder / "models" / "endless", ends=False, longest=32_768)
+        write_tiny_encoder(folder / "models" / "embedder")
+        (folder / "models.toml").write_text(MODELS)
+
+    return write
 
 
-@pytest.fixture
-def http(gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as client:
-        yield client
+@pytest.fixture(scope="module", autouse=True)
+def _loaded(gateway):
+    ask(gateway, "chat", max_tokens=2)
+    ask(gateway, "embeddings", count=1)
 
 
 def body_of(kind, *, stream=False, max_tokens=MOST, count=2_000):
@@ -132,20 +118,7 @@ def leave(gateway, kind, *, stream):
                 client.post(url, json=body)
 
 
-def test_clients_that_leave_cost_no_other_client_its_model(world, gateway, http):
-    before = libraries(world)
-    with reads(http), httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as other:
-        for kind, stream in (
-            ("chat", False), ("chat", True), ("two choices", False), ("completions", False), ("completions", True),
-            ("embeddings", False),
-        ):  # fmt: skip
-            leave(gateway, kind, stream=stream)
-            until(lambda: open_calls(other) == 1, why=f"the call of the client that has left has ended: {kind}")
-    assert len(ask(gateway, "chat", max_tokens=2)["choices"]) == 1
-    assert libraries(world) == before, "no library ended"
-
-
-def test_a_cancelled_batch_costs_no_other_client_its_model(world, gateway, http):
+def test_clients_that_leave_and_batches_cost_no_other_its_model(world, gateway, http):
     _, body = body_of("chat")
     requests = ({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(40))
     data = "".join(json.dumps(one) + "\n" for one in requests).encode()
@@ -153,8 +126,14 @@ def test_a_cancelled_batch_costs_no_other_client_its_model(world, gateway, http)
     with (
         reads(http),
         httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as other,
-        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=LIMIT_S) as api,
+        client_of(gateway) as api,
     ):
+        for kind, stream in (
+            ("chat", False), ("chat", True), ("two choices", False), ("completions", False), ("completions", True),
+            ("embeddings", False),
+        ):  # fmt: skip
+            leave(gateway, kind, stream=stream)
+            until(lambda: open_calls(other) == 1, why=f"the call of the client that has left has ended: {kind}")
         file = api.files.create(file=("requests.jsonl", io.BytesIO(data)), purpose="batch")
         batch = api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
         until(lambda: other.get("/status").json()["calls"]["running"] > 1, why="the batch runs")

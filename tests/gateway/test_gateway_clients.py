@@ -1,19 +1,318 @@
-"""Third-party clients, where installed, need only the gateway's address."""
+"""Clients of many kinds: with keys and their limits, on pages of other sites, of third parties; wide embeddings, odd
+histories, options that an engine lacks; request ids.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import subprocess
 from importlib.util import find_spec
 
-import pytest
-
-if not all(map(find_spec, ("openai", "httpx", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))):
-    pytest.skip("needs the extras serve, models and test", allow_module_level=True)
-
+import httpx
 import openai
-from gateway.running import LIMIT_S
+import pytest
+from gateway.asking import BODY, CHAT, QUESTION, chat, client_of, is_refused, model_of
+from gateway.running import LIMIT_S, MODELS, SERVE, keys, until
+from openai.types import CreateEmbeddingResponse
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
-QUESTION = [{"role": "user", "content": "?"}]
+SITE = "https://lab.example"
+TEXTS, WIDTH = 2048, 4096
+MORE = """
+[models.broken]
+path = "models/broken"
+min = 1
+
+[models.wide]
+path = "models/wide"
+kind = "embedding"
+
+[models.cold]
+path = "models/cold"
+"""
+
+
+@pytest.fixture(scope="module")
+def write_models():
+    def write(folder):
+        models = folder / "models"
+        write_tiny_model(models / "broken")
+        (models / "broken" / "model.safetensors").write_bytes(b"x" * 100)
+        write_tiny_model(models / "wide", width=WIDTH, layers=1)
+        write_tiny_model(models / "cold", seed=1)
+        (folder / "models.toml").write_text(MODELS + MORE)
+
+    return write
+
+
+@pytest.fixture
+def key(world):
+    """Makes keys, and takes them all away."""
+    made = []
+
+    def make(*limits):
+        made.append(f"ana{len(made)}")
+        return keys(world, "add", made[-1], *limits)
+
+    yield make
+    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
+
+
+# ---- limits
+
+
+def test_a_batch_is_paced_by_the_limits_of_its_key(gateway, key):
+    requests = ({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": BODY} for n in range(12))
+    data = "".join(json.dumps(one) + "\n" for one in requests).encode()
+    with client_of(gateway, key("--requests-per-minute", "8", "--concurrent", "2")) as ana:
+        file = ana.files.create(file=("r.jsonl", io.BytesIO(data)), purpose="batch")
+        batch = ana.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        done = until(
+            lambda: (found := ana.batches.retrieve(batch.id).request_counts.completed) >= 6 and found,
+            why="the requests that a minute allows are answered",
+        )
+        assert done == 6  # the batch was counted as a request, and one is left to others
+        assert chat(ana).choices
+        limited = until(lambda: is_refused(ana, "requests_per_minute"), why="the minute is used")
+        assert 1 <= int(limited.response.headers["retry-after"]) <= 60
+        with pytest.raises(openai.RateLimitError):
+            ana.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert ana.batches.retrieve(batch.id).request_counts.completed == 6
+        ana.batches.cancel(batch.id)
+
+        def over():
+            found = ana.batches.retrieve(batch.id)
+            return found if found.status == "cancelled" else None
+
+        found = until(over, why="the batch is cancelled")
+        assert len(ana.files.content(found.output_file_id).text.splitlines()) == 6
+        assert found.request_counts.completed == 6
+        others = [json.loads(line) for line in ana.files.content(found.error_file_id).text.splitlines()]
+        assert [line["error"]["code"] for line in others] == ["batch_cancelled"] * 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_request_that_its_client_left_count(gateway, key, stream):
+    own = key("--tokens-per-minute", "100")
+    with client_of(gateway, own) as ana:
+        options = {"max_tokens": 1500}
+        if stream:
+            pieces = chat(ana, stream=True, **options)
+            taken = sum(bool(chunk.choices[0].delta.content) for chunk, _ in zip(pieces, range(120), strict=False))
+            assert taken > 80
+            pieces.close()
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                chat(ana, timeout=0.2, **options)
+        until(lambda: is_refused(ana, "tokens_per_minute"), why="the tokens count")
+
+
+# ---- errors
+
+
+def test_every_answer_has_an_id_that_the_log_knows(gateway):
+    with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
+        answers = [
+            http.get("/v1/models"), http.get("/nothing"), http.post(CHAT, content=b"{"), http.get("/health"),
+            http.post(CHAT, json=BODY), http.post(CHAT, json={**BODY, "stream": True}), http.options(CHAT),
+            http.post(CHAT, json={**BODY, "model": "broken"}), http.post(CHAT, json={**BODY, "model": "gone"}),
+        ]  # fmt: skip
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(ids)) == len(answers)
+    *_, broken, gone = answers
+    for answer, id, why in ((broken, ids[-2], "SafetensorError"), (gone, ids[-1], "there is no model at")):
+        assert answer.status_code == 503
+        assert "retry-after" not in answer.headers
+        assert answer.headers["x-should-retry"] == "false"
+        said = until(lambda id=id: [line for line in gateway.said if id in line], why="a line in the log")
+        assert why in "".join(gateway.said[gateway.said.index(said[0]) :])
+        for inside in (str(gateway.folder), "c-", "/", "\n"):
+            assert inside not in answer.json()["error"]["message"]
+
+
+def test_a_model_that_cannot_be_loaded_is_not_loaded_forever(gateway):
+    said = "broken is not loaded again until a request asks for it"
+    until(lambda: said in "".join(gateway.said), why="the gateway leaves the model alone")
+
+
+def test_the_list_of_models_says_how_much_each_reads(gateway):
+    with client_of(gateway) as client:
+        longest = {model.id: getattr(model, "max_model_len", None) for model in client.models.list()}
+    assert (longest["small"], longest["gone"]) == (2048, None)
+
+
+# ---- pages of other sites
+
+PREFLIGHT = {
+    "Origin": SITE, "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}  # fmt: skip
+
+
+def test_pages_of_other_sites_may_ask_with_a_key_alone(gateway, key):
+    with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
+        refused = http.post(CHAT, json=BODY, headers={"Origin": SITE})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_page")
+        open_preflight = http.options(CHAT, headers=PREFLIGHT)
+        assert not any(name.startswith("access-control") for name in (*refused.headers, *open_preflight.headers))
+        own = key()
+        preflight = http.options(CHAT, headers=PREFLIGHT)
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "*")
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        answer = http.post(CHAT, json=BODY, headers={"Origin": SITE, "Authorization": f"Bearer {own}"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        nobody = http.post(CHAT, json=BODY, headers={"Origin": SITE})
+        assert (nobody.status_code, nobody.headers["access-control-allow-origin"]) == (401, "*")
+        assert http.options(CHAT).status_code == 204
+
+
+def test_the_sites_that_may_ask_can_be_named(world, gateway, key):
+    key()
+    gateway.stop()
+    gateway.start("--origin", SITE)
+    try:
+        with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
+            assert http.options(CHAT, headers=PREFLIGHT).headers["access-control-allow-origin"] == SITE
+            other = http.options(CHAT, headers={**PREFLIGHT, "Origin": "https://other.example"})
+            assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
+    finally:
+        gateway.stop()
+        gateway.start()
+
+
+# ---- embeddings
+
+
+def test_as_many_and_as_wide_vectors_as_openais_are_given(client, gateway):
+    texts = [f"{number}" for number in range(TEXTS)]
+    packed = client.embeddings.create(model="wide", input=texts)  # the client asks for base64
+    assert [len(one.embedding) for one in packed.data] == [WIDTH] * TEXTS
+    assert [one.index for one in packed.data] == list(range(TEXTS))
+    assert packed.usage.prompt_tokens == sum(map(len, texts))
+    some = client.embeddings.create(model="wide", input=[texts[0], texts[-1]], encoding_format="float")
+    CreateEmbeddingResponse.model_validate(some.model_dump(), strict=True)
+    assert some.data[1].embedding == pytest.approx(packed.data[-1].embedding, abs=1e-5)
+    body = {"model": "wide", "input": texts, "encoding_format": "float"}
+    with httpx.stream("POST", f"{gateway.url}/v1/embeddings", json=body, timeout=LIMIT_S) as plain:
+        found = json.loads(plain.read())
+    assert found["data"][-1]["embedding"] == pytest.approx(packed.data[-1].embedding, abs=1e-5)
+    assert (len(found["data"]), found["usage"]["total_tokens"]) == (TEXTS, packed.usage.total_tokens)
+
+
+def test_dimensions_are_those_of_the_model_or_refused(client):
+    [one] = client.embeddings.create(model="wide", input="x", dimensions=WIDTH).data
+    assert len(one.embedding) == WIDTH
+    with pytest.raises(openai.BadRequestError, match=f"this model's vectors have {WIDTH} numbers") as refused:
+        client.embeddings.create(model="wide", input="x", dimensions=256)
+    assert refused.value.param == "dimensions"
+
+
+def test_a_batch_file_embeds_as_many_texts(gateway, tmp_path):
+    body = {"model": "any", "input": ["xy"] * 600, "encoding_format": "base64", "dimensions": WIDTH}
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body},
+        {"custom_id": "b", "method": "POST", "url": "/v1/embeddings", "body": {**body, "dimensions": 7}},
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["batch", "r.jsonl", "--model", str(gateway.folder / "models" / "wide"), "--out", "out"]
+    words += ["--session", gateway.session]
+    subprocess.run([*SERVE, *words], cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False)
+    [answer] = (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
+    vectors = json.loads(answer)["response"]["body"]["data"]
+    assert [len(base64.b64decode(one["embedding"])) for one in vectors] == [4 * WIDTH] * 600
+    [error] = (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
+    assert json.loads(error)["response"]["body"]["error"]["param"] == "dimensions"
+
+
+# ---- histories and fields
+
+
+def test_answers_are_accepted_as_history_and_ignored_fields_noted(client, gateway):
+    messages = [*QUESTION]
+    for _ in range(3):
+        answer = client.chat.completions.create(
+            model="small", messages=messages, max_tokens=4, user="ana", metadata={"run": "7"}, store=True
+        )
+        history = {**answer.choices[0].message.model_dump(), "annotations": [], "tool_calls": []}
+        messages += [history, {**QUESTION[0], "name": "ana", "metadata": {"page": 3}}]
+    said = "".join(gateway.said)
+    for field in ("user", "metadata", "store", "messages[].annotations", "messages[].metadata"):
+        assert said.count(f"requests have the field {field}, ") == 1
+
+
+def test_tokens_that_end_a_text_are_those_that_are_asked_for(client):
+    def ask(stream, **body):
+        found = client.completions.create(
+            model="small", prompt="One", max_tokens=40, temperature=0, stream=stream, extra_body=body,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+        )  # fmt: skip
+        if not stream:
+            return found.choices[0].text, found.usage.completion_tokens
+        chunks = list(found)
+        return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), chunks[-1].usage.completion_tokens
+
+    for stream in (False, True):
+        text, _ = ask(stream, ignore_eos=True)
+        assert ask(stream, ignore_eos=True, stop_token_ids=list(range(300)))[1] == 1
+        assert ask(stream, ignore_eos=True, stop_token_ids=[]) == (text, 40)
+
+
+def test_bytes_of_tokens_are_those_of_the_text(client):
+    """The tokens of this model are bytes, and most are parts of characters."""
+    options = {"messages": QUESTION, "max_tokens": 60, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = client.chat.completions.create(model="small", **options)
+    stream = client.chat.completions.create(model="small", **options, stream=True)
+    found = whole.choices[0].logprobs.content
+    pieces = [one for chunk in stream if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    ends = whole.choices[0].finish_reason == "stop"  # the token that ends a text does not count
+    text = b"".join(bytes(one.bytes) for one in (found[:-1] if ends else found))
+    assert text.decode(errors="replace") == whole.choices[0].message.content
+    assert any(one.token == "\N{REPLACEMENT CHARACTER}" for one in found)
+    assert all(len(one.bytes) == 1 for one in found[:-1])
+    assert [(one.bytes, one.token) for one in pieces] == [(one.bytes, one.token) for one in found]
+    assert any(likely.bytes != [0xEF, 0xBF, 0xBD] for one in found for likely in one.top_logprobs)
+    plain = client.completions.create(model="small", prompt="One", max_tokens=60, temperature=0, logprobs=3)
+    assert all(len(likeliest) == 3 for likeliest in plain.choices[0].logprobs.top_logprobs)
+
+
+UNSUPPORTED = [
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+        "response_format",
+    ),
+    ({"top_k": 5}, "top_k"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param"), UNSUPPORTED)
+def test_what_the_engine_has_not_is_refused_without_a_load(client, gateway, stream, body, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="cold", messages=QUESTION, stream=stream, extra_body=body)
+    assert (refused.value.param, refused.value.code) == (param, "unsupported_value")
+    assert model_of(gateway, "cold")["state"] == "cold"
+
+
+def test_a_check_of_a_batch_refuses_what_the_engine_has_not(gateway):
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": CHAT, "body": {"model": "cold", "messages": QUESTION, **body}}
+        for n, (body, _) in enumerate(UNSUPPORTED)
+    ]
+    (gateway.folder / "check.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["batch", "check.jsonl", "--models", "models.toml", "--check", "--json"]
+    done = subprocess.run([*SERVE, *words], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=False)
+    refused = json.loads(done.stdout)["refused"]
+    assert [line["error"]["param"] for line in refused] == [param for _, param in UNSUPPORTED]
+
+
+# ---- clients of third parties
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -1,42 +1,38 @@
-"""Restarts of the gateway, a pilot and a session; keys that change while a gateway runs."""
+"""What runs around a gateway: its session and its restarts, other gateways, keys, the page in a browser, `max` and
+`keep_alive` of a model.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import shutil
+import ssl
 import subprocess
-from importlib.util import find_spec
-
-import pytest
-
-if not all(map(find_spec, ("openai", "httpx", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))):
-    pytest.skip("needs the extras serve, models and test", allow_module_level=True)
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
+import pytest
 from faults.world import kill
+from gateway.asking import BODY, CHAT, chat, client_at, client_of, figures, is_refused, model_of, text_of
+from gateway.browser import browser_path, headless
 from gateway.running import LIMIT_S, SERVE, RunningGateway, keys, until
+from polling import polls
 
 pytestmark = pytest.mark.slow
-QUESTION = [{"role": "user", "content": "What is two plus two?"}]
+with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
+MODEL = """
+[models.small]
+path = "models/tiny"
+"""
+IDLE_S = 6.0
+OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
 
-def client_of(gateway, key="none"):
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, timeout=LIMIT_S, max_retries=0)
-
-
-def chat(client, **options):
-    return client.chat.completions.create(
-        **{"model": "small", "messages": QUESTION, "max_tokens": 8, "temperature": 0, **options}
-    )
-
-
-def text_of(chunks):
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
-def loads(gateway):
-    return httpx.get(f"{gateway.url}/status", timeout=LIMIT_S).json()
+# ---- restarts
 
 
 def status_of(gateway, *options):
@@ -67,7 +63,7 @@ def test_a_killed_gateway_keeps_its_address_and_hot_models(gateway):
     with client_of(gateway) as client:
         text = text_of(chat(client, stream=True))
         url, session = gateway.url, gateway.session
-        body = {"model": "small", "messages": QUESTION, "max_tokens": 1900, "temperature": 0, "stream": True}
+        body = {**BODY, "max_tokens": 1900, "stream": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT_S) as half:
             lines = half.iter_lines()
             next(lines)
@@ -79,8 +75,8 @@ def test_a_killed_gateway_keeps_its_address_and_hot_models(gateway):
     assert "which was up for this site" in "".join(gateway.said)
     with client_of(gateway) as client:
         assert text_of(chat(client, stream=True)) == text
-        until(lambda: loads(gateway)["models"][0]["hot"] == 1, why="the one library is shown")
-    until(lambda: loads(gateway)["calls"]["running"] == 0, why="the calls of the killed gateway end")
+        until(lambda: figures(gateway)["models"][0]["hot"] == 1, why="the one library is shown")
+    until(lambda: figures(gateway)["calls"]["running"] == 0, why="the calls of the killed gateway end")
 
 
 @pytest.mark.long
@@ -139,7 +135,7 @@ def test_keys_and_their_limits(gateway, world):
                 chat(ana)
             assert limited.value.code == "concurrent_requests"
             stream.close()
-            limited = until(lambda: _refused_for(ana, "requests_per_minute"), why="the stream's place is free again")
+            limited = until(lambda: is_refused(ana, "requests_per_minute"), why="the stream's place is free again")
             assert 1 <= int(limited.response.headers["retry-after"]) <= 60
         assert "1 requests a minute, 1 at a time" in keys(world, "list")
         keys(world, "remove", "ana")
@@ -151,17 +147,260 @@ def test_keys_and_their_limits(gateway, world):
         assert chat(client).choices
 
 
-def _refused_for(client, code):
-    """The error, once a request is refused for this reason."""
-    try:
-        chat(client)
-    except openai.RateLimitError as error:
-        return error if error.code == code else None
-    return None
-
-
 @pytest.mark.long
 def test_another_interface_wants_keys(gateway, world):
     other = RunningGateway(gateway.folder)
     with pytest.raises(AssertionError, match="stoker serve keys add NAME"):
         other.start("--host", "0.0.0.0")
+
+
+# ---- other gateways
+
+
+@pytest.fixture
+def beside(gateway):
+    """Starts gateways of other files on the session of the first one; they are stopped after the test."""
+    made = []
+
+    def start(name, *options):
+        (gateway.folder / name).write_text(MODEL)
+        other = RunningGateway(gateway.folder, name)
+        made.append(other)
+        other.start("--session", gateway.session, *options)
+        return other
+
+    yield start
+    for other in made:
+        if other.is_alive:
+            other.stop()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A self-signed certificate of this machine, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes a certificate, is not installed")
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]],
+        check=True, capture_output=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    return files
+
+
+def answer_of(client):
+    """The model's answer in one piece; the streamed answer is the same."""
+    text = client.chat.completions.create(**BODY).choices[0].message.content
+    pieces = client.chat.completions.create(**BODY, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
+    return text
+
+
+def test_clients_trust_a_gateway_by_its_certificate(gateway, beside, certificate):
+    cert, key = map(str, certificate)
+    secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", key, "--json")
+    assert secure.url.startswith("https://127.0.0.1:")
+    document = until(lambda: re.search(r"^\{.*?^\}", "".join(secure.said), re.DOTALL | re.MULTILINE), why="--json")
+    told = json.loads(document[0])
+    assert (told["base_url"], told["session"], told["models"]) == (f"{secure.url}/v1", gateway.session, ["small"])
+    trusting = httpx.Client(verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S)
+    with client_at(secure.url, http_client=trusting) as client, client_of(gateway) as plain:
+        assert answer_of(client) == answer_of(plain)
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{secure.url}/health", timeout=LIMIT_S)
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{secure.url.replace('https', 'http')}/health", timeout=LIMIT_S)
+
+
+def test_a_certificate_that_is_none_is_refused(beside, certificate):
+    cert, key = map(str, certificate)
+    with pytest.raises(AssertionError, match=r"--tls-cert .*key.pem: cannot be used"):
+        beside("wrong.toml", "--tls-cert", key, "--tls-key", cert)
+    with pytest.raises(AssertionError, match="--tls-cert and --tls-key go together"):
+        beside("wrong.toml", "--tls-cert", cert)
+
+
+def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
+    path = str(tmp_path / "s")
+    other = beside("socket.toml", "--uds", path)
+    assert f"curl --unix-socket {path}" in "".join(other.said)
+    over = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=LIMIT_S)
+    with client_at("http://stoker", http_client=over) as client, client_of(gateway) as plain:
+        assert answer_of(client) == answer_of(plain)
+    other.kill()
+    again = beside("socket.toml", "--uds", path)  # where the killed one has left its socket
+    over = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=LIMIT_S)
+    with over:
+        assert over.get("http://stoker/health").status_code == 200
+    assert again.is_alive
+
+
+@pytest.mark.long
+def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
+    """HTTPX uses a connection for 5 s after its last request. A gateway that closes it at that time answers nothing."""
+    address = httpx.URL(gateway.url)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=LIMIT_S)
+    try:
+        connection.connect()
+        first = connection.sock
+        for pause_s in (0.0, IDLE_S):
+            time.sleep(pause_s)
+            connection.request("GET", "/v1/models")
+            answer = connection.getresponse()
+            assert (answer.status, connection.sock) == (200, first)
+            answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.long
+def test_two_gateways_keep_files_and_batches_apart_if_one_dies(gateway, beside):
+    other = beside("other.toml")
+    assert (other.session, other.url == gateway.url) == (gateway.session, False)
+    with client_of(gateway) as one, client_of(other) as two:
+        lines = b"".join(
+            json.dumps({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": BODY}).encode() + b"\n"
+            for n in range(3)
+        )
+        batches = []
+        for client in (one, two):
+            file = client.files.create(file=("requests.jsonl", lines), purpose="batch")
+            batches.append(client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id)
+        for client, own, foreign in ((one, *batches), (two, *reversed(batches))):
+            assert [batch.id for batch in client.batches.list()] == [own]
+            assert len(client.files.list().data) >= 1
+            with pytest.raises(openai.NotFoundError):
+                client.batches.retrieve(foreign)
+        other.kill()
+        assert one.chat.completions.create(**BODY).choices
+        ended = until(lambda: _completed(one, batches[0]), why="the batch of the gateway that lives")
+        assert ended.request_counts.completed == 3
+    other.start("--session", gateway.session)
+    with client_of(other) as two:
+        ended = until(lambda: _completed(two, batches[1]), why="the batch of the gateway that was killed")
+        assert ended.request_counts.completed == 3
+
+
+def _completed(client, id):
+    found = client.batches.retrieve(id)
+    assert found.status in ("in_progress", "completed"), found
+    return found if found.status == "completed" else None
+
+
+# ---- the page
+
+
+def text_in(page, place):
+    return page.value(f"document.querySelector('{place}').innerText")
+
+
+def row_of(page, model):
+    return page.value(
+        f"[...document.querySelectorAll('#models tr')].map(r => r.innerText).find(t => t.startsWith('{model}')) || ''"
+    )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with headless(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@with_browser
+def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_path):
+    with client_of(gateway) as client:
+        page.open(gateway.url)
+        until(lambda: "cold" in row_of(page, "vectors"), why="a model that is cold")
+        assert "cannot be used" in row_of(page, "gone")
+        with chat(client, max_tokens=1900, stream=True) as stream:
+            next(iter(stream))
+            until(lambda: " hot" in row_of(page, "small"), why="the model is hot, without another load of the page")
+            until(lambda: page.value("rates.at(-1)") > 0, why="tokens a second")
+            until(lambda: "1 call running, 0 waiting" in text_in(page, "#calls"), why="the call is counted")
+        assert "cpu:0" in text_in(page, "#pilots")
+        assert "small (ready)" in text_in(page, "#pilots")
+    for width in (1280, 390):
+        page.resize(width=width)
+        until(lambda: page.value(OVERFLOW) <= 0, why=f"nothing beside a window of {width} pixels")
+        assert page.screenshot(tmp_path / f"{width}.png").stat().st_size > 5_000
+    page.darken(True)
+    dark = page.screenshot(tmp_path / "dark.png").read_bytes()
+    page.darken(False)
+    assert dark != page.screenshot(tmp_path / "light.png").read_bytes()
+    assert page.errors == []
+
+
+@with_browser
+@pytest.mark.long
+def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
+    key = keys(world, "add", "ana")
+    try:
+        page.open(gateway.url)
+        until(lambda: page.value("document.readyState") == "complete", why="the page")
+        until(lambda: "a key is wanted" in text_in(page, "#about"), why="the form")
+        assert page.value("document.getElementById('main').hidden")
+        page.value("document.getElementById('key').value = 'sk-wrong'; document.querySelector('#ask button').click()")
+        until(lambda: "not valid" in text_in(page, "#about"), why="a wrong key is told")
+        page.value(f"document.getElementById('key').value = '{key}'; document.querySelector('#ask button').click()")
+        until(lambda: row_of(page, "small"), why="the figures")
+        assert key not in page.value("location.href")
+    finally:
+        (world.home / "serve" / "keys.json").unlink()
+    assert page.errors == []
+
+
+@with_browser
+@pytest.mark.long
+def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
+    page.open(gateway.url)
+    until(lambda: row_of(page, "small"), why="the figures")
+    gateway.kill()
+    until(lambda: "does not answer" in text_in(page, "#said"), why="the page says so")
+    gateway.start()
+    until(lambda: text_in(page, "#said") == "", why="the page goes on")
+    assert row_of(page, "small")
+
+
+# ---- limits of a model
+
+
+def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
+    [pilot] = until(lambda: figures(gateway)["pilots"], why="a pilot is here")
+    assert len(pilot["devices"]) == 3
+    seen = []
+    with client_of(gateway) as client, ThreadPoolExecutor(40) as threads:
+        asked = [threads.submit(chat, client, model="fleeting", max_tokens=100) for _ in range(40)]
+        for _ in polls(LIMIT_S):
+            model = model_of(gateway, "fleeting")
+            seen.append(model["hot"] + model["loading"])
+            if all(one.done() for one in asked):
+                break
+    assert all(one.result().choices for one in asked)
+    assert max(seen) == 1
+
+
+@pytest.mark.long
+def test_an_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
+    def is_cold():
+        return model_of(gateway, "fleeting")["state"] == "cold"
+
+    with client_of(gateway) as client:
+        assert chat(client, model="fleeting").choices
+        until(is_cold, why="a second of idling is over")
+        assert chat(client, model="fleeting").choices
+        kill([world.manager()])
+        assert chat(client, model="fleeting").choices
+        until(is_cold, why="a manager that was started again counts on")
+        assert chat(client, model="fleeting").choices
+
+
+def test_a_policy_that_does_not_honour_it_is_named_at_the_start(world):
+    other = RunningGateway(world.path / "other", "other.toml", "models.toml")
+    site = (other.folder / "site.toml").read_text().replace('"here"', '"other"')
+    (other.folder / "other.toml").write_text(f'{site}[policy]\nname = "prompt-tuner"\n')
+    with pytest.raises(
+        AssertionError, match=r"\[models.fleeting\] max: the policy prompt-tuner of session \S+ does not"
+    ):
+        other.start()
+    other.end()

@@ -56,11 +56,26 @@ class Clock:
         return self.ended
 
 
-def test_one_alone_takes_its_time() -> None:
+@pytest.mark.parametrize(
+    ("works", "ended", "ran"),
+    [
+        ([(10.0, 1.0, 0.0), (10.0, 1.0, 10.0)], [10.0, 20.0], [10.0, 10.0]),
+        ([(10.0, 1.0, 0.0), (10.0, 1.0, 0.0)], [20.0, 20.0], [20.0, 20.0]),
+        ([(10.0, 1.0, 0.0), (10.0, 1.0, 5.0)], [15.0, 20.0], [15.0, 15.0]),
+        ([(10.0, 1 / 3, 0.0)] * 3, [10.0] * 3, [10.0] * 3),
+        ([(10.0, 1.0, 20.0), (10.0, 0.5, 20.0)], [35.0, 35.0], [15.0, 15.0]),
+    ],
+    ids=["one after the other", "together", "one comes later", "parts that fit", "parts that do not fit"],
+)
+def test_calls_slow_down_only_if_they_want_more_than_the_device(
+    works: list[tuple[float, float, float]], ended: list[float], ran: list[float]
+) -> None:
     clock = Clock()
-    clock.begin("a", 10.0)
-    clock.begin("b", 10.0, at=10.0)
-    assert clock.run() == {"a": 10.0, "b": 20.0}
+    for number, (seconds, part, at) in enumerate(works):
+        clock.begin(str(number), seconds, part=part, at=at)
+    clock.run()
+    for found, expected in ((clock.ended, ended), (clock.ran, ran)):
+        assert [found[str(number)] for number in range(len(works))] == pytest.approx(expected)
 
 
 def test_a_device_is_busy_while_at_least_one_runs() -> None:
@@ -84,31 +99,6 @@ def test_no_device_is_busy_for_longer_than_it_is_held(pool: int | list[tuple[flo
     assert outcome.busy_s < measured.held_s
 
 
-def test_two_at_once_take_twice_as_long() -> None:
-    clock = Clock()
-    clock.begin("a", 10.0)
-    clock.begin("b", 10.0)
-    assert clock.run() == pytest.approx({"a": 20.0, "b": 20.0})
-    assert clock.ran == pytest.approx({"a": 20.0, "b": 20.0})
-
-
-def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
-    clock = Clock()
-    clock.begin("a", 10.0)
-    clock.begin("b", 10.0, at=5.0)
-    assert clock.run() == pytest.approx({"a": 15.0, "b": 20.0})
-    assert clock.ran == pytest.approx({"a": 15.0, "b": 15.0})
-
-
-def test_calls_slow_down_only_if_they_want_more_than_the_device() -> None:
-    clock = Clock()
-    for name in "abc":
-        clock.begin(name, 10.0, part=1 / 3)
-    clock.begin("whole", 10.0, at=20.0)
-    clock.begin("half", 10.0, part=0.5, at=20.0)
-    assert clock.run() == pytest.approx({"a": 10.0, "b": 10.0, "c": 10.0, "whole": 35.0, "half": 35.0})
-
-
 def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
     clock, parts = Clock(), []
     clock.begin("a", 10.0)
@@ -123,9 +113,7 @@ def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
         st.tuples(st.floats(0.0, 20.0), st.floats(0.1, 9.0), st.sampled_from([1.0, 0.5, 1 / 3])), min_size=1, max_size=9
     )
 )
-def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(
-    some: list[tuple[float, float, float]],
-) -> None:
+def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(some: list[tuple[float, float, float]]) -> None:
     clock = Clock()
     for number, (at, seconds, part) in enumerate(some):
         clock.begin(str(number), seconds, part=part, at=at)

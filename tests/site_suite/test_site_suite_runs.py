@@ -137,7 +137,7 @@ def test_an_error_in_the_site_file_names_its_line(world):
     assert "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?" in err
 
 
-@pytest.mark.parametrize("chosen", ["nosuchtest", "((", "not a b"])
+@pytest.mark.parametrize("chosen", ["nosuchtest", "(("])
 def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n', "-k", chosen)
     out, err = process.communicate(timeout=60)

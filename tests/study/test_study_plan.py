@@ -94,7 +94,7 @@ def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) 
 
 @pytest.mark.parametrize("inputs", [100, 10_000])
 def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
-    measure(store, kind="cpu", runs=4000, loads=4000)
+    measure(store, kind="cpu", runs=400, loads=400)
     policy = str(ROOT / BASELINES["disk-only"])
     site = parse_site(
         f'name = "here"\n[pilot]\ndevices = "cpu:2"\n[policy]\nname = "{policy}"\n', file="here.toml"

@@ -42,9 +42,13 @@ SLINFER: list[dict[str, Any]] = [
     {"HashFunction": "never", "timestamps": [], "input": [], "output": []},
     {"HashFunction": "early", "timestamps": [2.5, 9.0], "input": [30, 40], "output": [3, 4]},
 ]
+FUNCTION = '[{{"HashFunction": "f", "timestamps": {}, "input": {}, "output": {}}}]'.format
 PLAIN = "at_s,context,items\n0,llm,5\n0.5,llm,6\n0.5,encoder,7\n"
 
-JOBS = {TraceFormat.PHILLY, TraceFormat.ELASTICFLOW}
+P, E, A, S, C = (
+    TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.AZURE_LLM, TraceFormat.SLINFER, TraceFormat.CSV
+)  # fmt: skip
+JOBS = {P, E}
 Write = Callable[..., Trace]
 
 
@@ -55,7 +59,7 @@ def write(tmp_path: Path) -> Write:
         (tmp_path / "trace").write_bytes(raw)
         if format in JOBS:
             settings = {"item_s": Duration(10.0)} | settings
-        if format is not TraceFormat.CSV and "contexts" not in settings:
+        if format is not C and "contexts" not in settings:
             settings = {"context": "llm"} | settings
         return Trace(format=format, file="trace", **settings)
 
@@ -63,34 +67,34 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_philly_jobs_are_sorted_and_become_a_call_a_gpu(tmp_path: Path, write: Write) -> None:
-    calls = list(read_trace(write(TraceFormat.PHILLY, PHILLY), folder=tmp_path))
+    calls = list(read_trace(write(P, PHILLY), folder=tmp_path))
     assert calls == [
         Arrival(0.0, "llm", 296), Arrival(0.0, "llm", 296), Arrival(30.0, "llm", 1), Arrival(2932.0, "llm", 7)
     ]  # fmt: skip
 
 
 def test_one_of_phillys_clusters_is_read_alone(tmp_path: Path, write: Write) -> None:
-    trace = write(TraceFormat.PHILLY, PHILLY, cluster="11cb48")
+    trace = write(P, PHILLY, cluster="11cb48")
     assert [call.at_s for call in read_trace(trace, folder=tmp_path)] == [0.0, 2902.0]
     with pytest.raises(ConfigError, match="no call is left of it"):
-        read_trace(write(TraceFormat.PHILLY, PHILLY, cluster="another"), folder=tmp_path)
+        read_trace(write(P, PHILLY, cluster="another"), folder=tmp_path)
 
 
 def test_elasticflow_jobs_keep_their_deadlines_and_models(tmp_path: Path, write: Write) -> None:
-    trace = write(TraceFormat.ELASTICFLOW, ELASTICFLOW, contexts={"resnet50": "vision"}, context="text", priority=3)
+    trace = write(E, ELASTICFLOW, contexts={"resnet50": "vision"}, context="text", priority=3)
     assert list(read_trace(trace, folder=tmp_path)) == [
         Arrival(0.0, "text", 127, priority=3, deadline_s=975.0),
         Arrival(6.0, "vision", 207, priority=3, deadline_s=1939.0),
         Arrival(6.0, "vision", 207, priority=3, deadline_s=1939.0),
         Arrival(6.0, "text", 1, priority=3, deadline_s=1939.0),
     ]
-    trace = write(TraceFormat.ELASTICFLOW, ELASTICFLOW, contexts={"bert": "text"})
+    trace = write(E, ELASTICFLOW, contexts={"bert": "text"})
     with pytest.raises(ConfigError, match=r"trace: line 3: model_name: 'resnet50' has no context"):
         list(read_trace(trace, folder=tmp_path))
 
 
 def test_azure_requests_keep_lengths_and_fractions_of_seconds(tmp_path: Path, write: Write) -> None:
-    trace = write(TraceFormat.AZURE_LLM, AZURE, deadline_s=Duration(30.0))
+    trace = write(A, AZURE, deadline_s=Duration(30.0))
     assert list(read_trace(trace, folder=tmp_path)) == [
         Arrival(0.0, "llm", 1, 374, deadline_s=30.0, output=44),
         Arrival(4.314579, "llm", 1, 396, deadline_s=30.0, output=109),
@@ -98,12 +102,12 @@ def test_azure_requests_keep_lengths_and_fractions_of_seconds(tmp_path: Path, wr
 
 
 def test_slinfers_functions_are_merged_and_take_contexts_in_turn(tmp_path: Path, write: Write) -> None:
-    trace = write(TraceFormat.SLINFER, json.dumps(SLINFER), context=("a", "b"))
+    trace = write(S, json.dumps(SLINFER), context=("a", "b"))
     assert list(read_trace(trace, folder=tmp_path)) == [
         Arrival(2.5, "a", 1, 30, output=3), Arrival(4.0, "b", 1, 10, output=1), Arrival(9.0, "a", 1, 40, output=4),
         Arrival(9.5, "b", 1, 20, output=2),
     ]  # fmt: skip
-    named = write(TraceFormat.SLINFER, json.dumps(SLINFER), contexts={"late": "a", "early": "b"})
+    named = write(S, json.dumps(SLINFER), contexts={"late": "a", "early": "b"})
     assert Counter(call.context for call in read_trace(named, folder=tmp_path)) == {"a": 2, "b": 2}
 
 
@@ -114,36 +118,36 @@ def test_a_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) ->
         "\n"
         '0,1.25,3,"llm",0,0,5\n'
     )
-    assert list(read_trace(write(TraceFormat.CSV, whole), folder=tmp_path)) == [
+    assert list(read_trace(write(C, whole), folder=tmp_path)) == [
         Arrival(1.25, "llm", 2, 300, 40, -1, 60.0), Arrival(1.25, "llm", 3, 0, 0, 5)
     ]  # fmt: skip
-    lengths = write(TraceFormat.CSV, "at_s,input_length,output\n0,300,40\n", context="llm", tokens=SOON)
+    lengths = write(C, "at_s,input_length,output\n0,300,40\n", context="llm", tokens=SOON)
     assert list(read_trace(lengths, folder=tmp_path)) == [
         Arrival(0.0, "llm", 1, 300, output=40, objective=Objective(ttft_s=0.5, tpot_s=0.25))
     ]
-    least = write(TraceFormat.CSV, "at_s\r\n0\r\n7.5\r\n", context="llm", items=4)
+    least = write(C, "at_s\r\n0\r\n7.5\r\n", context="llm", items=4)
     assert list(read_trace(least, folder=tmp_path)) == [Arrival(0.0, "llm", 4), Arrival(7.5, "llm", 4)]
 
 
 def test_gzipped_files_and_byte_order_marks_are_read(tmp_path: Path, write: Write) -> None:
-    plain = list(read_trace(write(TraceFormat.AZURE_LLM, AZURE), folder=tmp_path))
-    assert list(read_trace(write(TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())), folder=tmp_path)) == plain
-    assert list(read_trace(write(TraceFormat.AZURE_LLM, b"\xef\xbb\xbf" + AZURE.encode()), folder=tmp_path)) == plain
+    plain = list(read_trace(write(A, AZURE), folder=tmp_path))
+    assert list(read_trace(write(A, gzip.compress(AZURE.encode())), folder=tmp_path)) == plain
+    assert list(read_trace(write(A, b"\xef\xbb\xbf" + AZURE.encode()), folder=tmp_path)) == plain
     packed = gzip.compress(json.dumps(SLINFER).encode())
-    assert len(list(read_trace(write(TraceFormat.SLINFER, packed), folder=tmp_path))) == 4
+    assert len(list(read_trace(write(S, packed), folder=tmp_path))) == 4
 
 
 def test_a_part_of_a_trace_is_taken_by_its_own_clock(tmp_path: Path, write: Write) -> None:
     text = "at_s\n" + "".join(f"{second}\n" for second in range(100))
-    part = write(TraceFormat.CSV, text, context="llm", start_s=Duration(10.0), for_s=Duration(20.0), speedup=2.0)
+    part = write(C, text, context="llm", start_s=Duration(10.0), for_s=Duration(20.0), speedup=2.0)
     assert [call.at_s for call in read_trace(part, folder=tmp_path)] == [second / 2 for second in range(20)]
-    few = write(TraceFormat.CSV, text, context="llm", count=3)
+    few = write(C, text, context="llm", count=3)
     assert len(list(read_trace(few, folder=tmp_path))) == 3
 
 
 def test_a_trace_is_read_as_it_is_used(tmp_path: Path, write: Write) -> None:
     text = "at_s\n" + "".join(f"{second}\n" for second in range(20_000)) + "nonsense\n"
-    calls = read_trace(write(TraceFormat.CSV, text, context="llm"), folder=tmp_path)
+    calls = read_trace(write(C, text, context="llm"), folder=tmp_path)
     assert len(list(islice(calls, 5))) == 5
     with pytest.raises(ConfigError, match=r"line 20002: at_s: 'nonsense' is not a number"):
         list(calls)
@@ -152,76 +156,58 @@ def test_a_trace_is_read_as_it_is_used(tmp_path: Path, write: Write) -> None:
 def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
     drawn = Poisson(context="llm", rate_per_s=1.0, count=3)
     assert len(list(arrivals_of(drawn, seed=1, folder=tmp_path))) == 3
-    assert len(list(arrivals_of(write(TraceFormat.CSV, PLAIN), seed=1, folder=tmp_path))) == 3
+    assert len(list(arrivals_of(write(C, PLAIN), seed=1, folder=tmp_path))) == 3
 
 
 @pytest.mark.parametrize(
     ("format", "text", "problem"),
     [
-        (TraceFormat.PHILLY, "", "trace: the file is empty"),
-        (TraceFormat.PHILLY, PHILLY.splitlines()[0], "trace: it holds no calls"),
-        (TraceFormat.PHILLY, PHILLY.replace("duration", "time", 1), r"line 1: duration: the header lacks this column"),
-        (TraceFormat.PHILLY, PHILLY.replace(",66.0,1", ",-66.0,1"), r"line 2: duration: '-66\.0' is not a number of"),
-        (TraceFormat.PHILLY, PHILLY.replace(",66.0,1", ",0,1"), r"line 2: duration: 0 s is 0 items"),
-        (TraceFormat.PHILLY, PHILLY.replace(",2,", ",0,"), r"line 3: num_gpus: '0' is not a whole number from 1"),
+        (P, "", "trace: the file is empty"),
+        (P, PHILLY.splitlines()[0], "trace: it holds no calls"),
+        (P, PHILLY.replace("duration", "time", 1), r"line 1: duration: the header lacks this column"),
+        (P, PHILLY.replace(",66.0,1", ",-66.0,1"), r"line 2: duration: '-66\.0' is not a number of"),
+        (P, PHILLY.replace(",66.0,1", ",0,1"), r"line 2: duration: 0 s is 0 items"),
+        (P, PHILLY.replace(",2,", ",0,"), r"line 3: num_gpus: '0' is not a whole number from 1"),
+        (P, PHILLY.replace("2017-10-09 06:13:33", "at noon"), r"line 4: timestamp: 'at noon' is not a"),
+        (P, PHILLY.replace(",6214e9", ""), "line 3: has 4 fields where the header has 5"),
+        (P, PHILLY.replace(",6214e9", ","), "line 3: cluster: is empty"),
+        (E, ELASTICFLOW.replace(",5985,", ",5009,"), r"line 2: deadline: 5009 s is not after"),
+        (E, ELASTICFLOW.replace("b,5016", "b,5000"), r"line 3: submission_time: the time goes back, by 10 s"),
+        (A, AZURE.replace(",374,", ",3.5,"), r"line 2: ContextTokens: '3\.5' is not a whole number"),
+        (A, AZURE.replace("15:50", "15:40"), r"line 3: TIMESTAMP: the time goes back, by 5\.68542"),
+        (A, AZURE.replace(",109", ",1_0"), r"line 3: GeneratedTokens: '1_0' is not a whole number"),
+        (A, AZURE.encode() + b"\xff,1,1\n", r"line 4: byte 1 \(0xff\) is not UTF-8 text"),
+        pytest.param(A, gzip.compress(AZURE.encode())[:-20], "cannot be read", id="half a gzip"),
+        (A, AZURE + '"open', r"line 4: is not CSV: unexpected end of data"),
+        (C, "at_s,contxt\n0,llm\n", "line 1: contxt: is not a column that is known; did you mean context?"),
+        (C, "at_s,context,at_s\n0,llm,0\n", "line 1: at_s: stands twice in the header"),
+        (C, "at_s\n0\n", "line 2: context: neither the header has this column"),
+        (C, PLAIN.replace("0.5,llm", "nan,llm"), "line 3: at_s: 'nan' is not a number"),
+        (C, PLAIN.replace("0.5,encoder", "0.4,encoder"), r"line 4: at_s: the time goes back, by 0\.1 s"),
+        (C, PLAIN.replace("encoder", "encodr"), "line 4: context: 'encodr' is not a context of this scen"),
+        (C, PLAIN + "9,llm,1e3\n", "line 5: items: '1e3' is not a whole number from 1 to"),
+        (C, "at_s,context,gang\n0,llm,2\n", "line 1: gang: is not a column that is known; did you mean gang"),
         (
-            TraceFormat.PHILLY,
-            PHILLY.replace("2017-10-09 06:13:33", "at noon"),
-            r"line 4: timestamp: 'at noon' is not a",
-        ),
-        (TraceFormat.PHILLY, PHILLY.replace(",6214e9", ""), "line 3: has 4 fields where the header has 5"),
-        (TraceFormat.PHILLY, PHILLY.replace(",6214e9", ","), "line 3: cluster: is empty"),
-        (TraceFormat.ELASTICFLOW, ELASTICFLOW.replace(",5985,", ",5009,"), r"line 2: deadline: 5009 s is not after"),
-        (
-            TraceFormat.ELASTICFLOW,
-            ELASTICFLOW.replace("b,5016", "b,5000"),
-            r"line 3: submission_time: the time goes back, by 10 s",
-        ),
-        (
-            TraceFormat.AZURE_LLM,
-            AZURE.replace(",374,", ",3.5,"),
-            r"line 2: ContextTokens: '3\.5' is not a whole number",
-        ),
-        (TraceFormat.AZURE_LLM, AZURE.replace("15:50", "15:40"), r"line 3: TIMESTAMP: the time goes back, by 5\.68542"),
-        (TraceFormat.AZURE_LLM, AZURE.replace(",109", ",1_0"), r"line 3: GeneratedTokens: '1_0' is not a whole number"),
-        (TraceFormat.AZURE_LLM, AZURE.encode() + b"\xff,1,1\n", r"line 4: byte 1 \(0xff\) is not UTF-8 text"),
-        pytest.param(TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())[:-20], "cannot be read", id="half a gzip"),
-        (TraceFormat.AZURE_LLM, AZURE + '"open', r"line 4: is not CSV: unexpected end of data"),
-        (
-            TraceFormat.CSV,
-            "at_s,contxt\n0,llm\n",
-            "line 1: contxt: is not a column that is known; did you mean context?",
-        ),
-        (TraceFormat.CSV, "at_s,context,at_s\n0,llm,0\n", "line 1: at_s: stands twice in the header"),
-        (TraceFormat.CSV, "at_s\n0\n", "line 2: context: neither the header has this column"),
-        (TraceFormat.CSV, PLAIN.replace("0.5,llm", "nan,llm"), "line 3: at_s: 'nan' is not a number"),
-        (TraceFormat.CSV, PLAIN.replace("0.5,encoder", "0.4,encoder"), r"line 4: at_s: the time goes back, by 0\.1 s"),
-        (
-            TraceFormat.CSV,
-            PLAIN.replace("encoder", "encodr"),
-            "line 4: context: 'encodr' is not a context of this scen",
-        ),
-        (TraceFormat.CSV, PLAIN + "9,llm,1e3\n", "line 5: items: '1e3' is not a whole number from 1 to"),
-        (
-            TraceFormat.CSV,
-            "at_s,context,gang\n0,llm,2\n",
-            "line 1: gang: is not a column that is known; did you mean gang",
-        ),
-        (
-            TraceFormat.CSV,
+            C,
             "at_s,context,gang_least,gang_most\n0,llm,3,2\n",
             "line 2: gang_least: '3' is not a whole number from 1 to 2",
         ),
-        (TraceFormat.CSV, "at_s,context,gang_most\n0,llm,0\n", "line 2: gang_most: '0' is not a whole number from 1"),
-        (TraceFormat.CSV, "at_s,context,fixed_s\n0,llm,-1\n", "line 2: fixed_s: '-1' is not a number of at least 0"),
+        (C, "at_s,context,gang_most\n0,llm,0\n", "line 2: gang_most: '0' is not a whole number from 1"),
+        (C, "at_s,context,fixed_s\n0,llm,-1\n", "line 2: fixed_s: '-1' is not a number of at least 0"),
+        (C, "at_s,context,items,items_done\n0,llm,5,6\n", "line 2: items_done: '6' is not a whole number from 0 to 5"),
+        (S, '[{"HashFunction": "f",\n"timestamps": [1.0,],', r"trace: line 2: is not JSON"),
+        (S, "{}", r"trace: the file: Expected `array`, got `object`"),
+        (S, FUNCTION([1.0], '["x"]', [1]), r"\[0\]\.input\[0\]: Expected"),
+        (S, FUNCTION([1.0], [], [1]), r"function 0 \(f\): timestamps: as"),
         (
-            TraceFormat.CSV,
-            "at_s,context,items,items_done\n0,llm,5,6\n",
-            "line 2: items_done: '6' is not a whole number from 0 to 5",
+            S,
+            FUNCTION([2.0, 1.5], [1, 1], [1, 1]),
+            r"function 0 \(f\): timestamps\[1\]: the time goes back, from 2 s to 1\.5 s",
         ),
+        (S, FUNCTION([1.0], [-4], [1]), r"input\[0\]: .* not lengths"),
     ],
 )
-def test_a_bad_row_is_refused_with_its_file_line_and_field(
+def test_a_bad_trace_is_refused_with_its_place(
     tmp_path: Path, write: Write, format: TraceFormat, text: str | bytes, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem) as refused:
@@ -230,31 +216,9 @@ def test_a_bad_row_is_refused_with_its_file_line_and_field(
     assert str(refused.value).startswith(f"{tmp_path / 'trace'}: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('[{"HashFunction": "f",\n"timestamps": [1.0,],', r"trace: line 2: is not JSON"),
-        ("{}", r"trace: the file: Expected `array`, got `object`"),
-        ('[{"HashFunction": "f", "timestamps": [1.0], "input": ["x"], "output": [1]}]', r"\[0\]\.input\[0\]: Expected"),
-        (
-            '[{"HashFunction": "f", "timestamps": [1.0], "input": [], "output": [1]}]',
-            r"function 0 \(f\): timestamps: as",
-        ),
-        (
-            '[{"HashFunction": "f", "timestamps": [2.0, 1.5], "input": [1, 1], "output": [1, 1]}]',
-            r"function 0 \(f\): timestamps\[1\]: the time goes back, from 2 s to 1\.5 s",
-        ),
-        ('[{"HashFunction": "f", "timestamps": [1.0], "input": [-4], "output": [1]}]', r"input\[0\]: .* not lengths"),
-    ],
-)
-def test_json_that_is_wrong_is_refused_with_its_place(tmp_path: Path, write: Write, text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        list(read_trace(write(TraceFormat.SLINFER, text), folder=tmp_path))
-
-
 def test_a_plain_table_says_who_runs_together_and_when_that_ends(tmp_path: Path, write: Write) -> None:
     text = "at_s,items,gang_least,gang_most,fixed_s,items_done\n0,90,2,8,12.5,40\n1,90,1,1,0,0\n"
-    assert list(read_trace(write(TraceFormat.CSV, text, context="llm"), folder=tmp_path)) == [
+    assert list(read_trace(write(C, text, context="llm"), folder=tmp_path)) == [
         Arrival(0.0, "llm", 90, gang=(2, 8), fixed_s=12.5, items_done=40), Arrival(1.0, "llm", 90),
     ]  # fmt: skip
 
@@ -270,13 +234,13 @@ def test_a_plain_table_says_who_runs_together_and_when_that_ends(tmp_path: Path,
 def test_what_a_table_does_not_say_of_gangs_the_scenario_says(
     tmp_path: Path, write: Write, text: str, gangs: list[tuple[int, int]]
 ) -> None:
-    calls = read_trace(write(TraceFormat.CSV, text, context="llm", gang=(2, 4)), folder=tmp_path)
+    calls = read_trace(write(C, text, context="llm", gang=(2, 4)), folder=tmp_path)
     assert [call.gang for call in calls] == gangs
 
 
 def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"away\.csv: no such file"):
-        read_trace(Trace(format=TraceFormat.CSV, file="away.csv", context="llm"), folder=tmp_path)
+        read_trace(Trace(format=C, file="away.csv", context="llm"), folder=tmp_path)
 
 
 def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +249,7 @@ def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "day" / "bad.csv").write_text("at_s\n5\n4\n")
     for file, said in (("bad.csv", r"^day/bad\.csv: line 3: at_s: "), ("../away.csv", r"^day/\.\./away\.csv: no such")):
         with pytest.raises(ConfigError, match=said) as caught:
-            list(read_trace(Trace(format=TraceFormat.CSV, file=file, context="llm"), folder=tmp_path / "day"))
+            list(read_trace(Trace(format=C, file=file, context="llm"), folder=tmp_path / "day"))
         assert caught.value.file == str(tmp_path / "day" / file)
 
 
@@ -293,11 +257,11 @@ def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("format", "file", "settings", "number"),
     [
-        (TraceFormat.PHILLY, "philly/philly.csv.gz", {"item_s": Duration(60.0), "cluster": "103959"}, 1701),
-        (TraceFormat.ELASTICFLOW, "elasticflow/sim/cluster01.csv.gz", {"item_s": Duration(60.0)}, 1595),
-        (TraceFormat.AZURE_LLM, "azure_llm/code.csv", {}, 7621),
-        (TraceFormat.SLINFER, "slinfer/AzureConv.json", {}, 9266),
-        (TraceFormat.SLINFER, "slinfer/BurstGPT2.json", {}, 1199),
+        (P, "philly/philly.csv.gz", {"item_s": Duration(60.0), "cluster": "103959"}, 1701),
+        (E, "elasticflow/sim/cluster01.csv.gz", {"item_s": Duration(60.0)}, 1595),
+        (A, "azure_llm/code.csv", {}, 7621),
+        (S, "slinfer/AzureConv.json", {}, 9266),
+        (S, "slinfer/BurstGPT2.json", {}, 1199),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

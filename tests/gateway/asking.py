@@ -1,0 +1,52 @@
+"""How tests ask a gateway. A file that imports this is skipped where a package that it needs is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+if not all(map(find_spec, ("openai", "httpx", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))):
+    pytest.skip("needs the extras serve, models and test", allow_module_level=True)
+
+import httpx
+import openai
+from gateway.running import LIMIT_S, RunningGateway
+
+CHAT = "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "What is two plus two?"}]
+BODY = {"model": "small", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+
+
+def client_at(url: str, key: str = "none", **options) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=LIMIT_S, max_retries=0, **options)
+
+
+def client_of(gateway: RunningGateway, key: str = "none") -> openai.OpenAI:
+    return client_at(gateway.url, key)
+
+
+def chat(client, **options):
+    return client.chat.completions.create(**{**BODY, **options})
+
+
+def text_of(chunks) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def figures(gateway: RunningGateway) -> dict:
+    return httpx.get(f"{gateway.url}/status", timeout=LIMIT_S).json()
+
+
+def model_of(gateway: RunningGateway, name: str) -> dict:
+    """The figures of a model."""
+    return next(model for model in figures(gateway)["models"] if model["name"] == name)
+
+
+def is_refused(client, code: str) -> openai.RateLimitError | None:
+    """The error, if a request is refused for this reason."""
+    try:
+        chat(client)
+    except openai.RateLimitError as error:
+        return error if error.code == code else None
+    return None
