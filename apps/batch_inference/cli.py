@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from stoker.apps.batch_inference.options import BatchOptions
+from stoker.apps.common.command_line import WIDE, site_or_session
 from stoker.console import Screen, WholeNumber
 
 
 @click.command(
     "batch",
     short_help="Answer an OpenAI batch file with models of your own.",
-    context_settings={"max_content_width": 120},
+    context_settings=WIDE,
 )
 @click.argument("file", required=False, default="", metavar="[FILE]")
 @click.option(
@@ -27,8 +28,7 @@ from stoker.console import Screen, WholeNumber
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
     help="The engine, as in causal_lm(engine=...).",
 )  # fmt: skip
-@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
-@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@site_or_session
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists.")
 @click.option("--permits", metavar="FILE", default="", hidden=True)  # a gateway's, with the limits of a key
@@ -61,8 +61,6 @@ def command(
     from stoker.apps.batch_inference.run import check as check_alone
     from stoker.apps.batch_inference.run import run  # it imports Parsl, for which --help does not wait
 
-    if site and session:
-        raise click.UsageError("--session and --site say different things; give one")
     options = BatchOptions(
         file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,
         session=session, out=out, fresh=fresh, permits=permits,

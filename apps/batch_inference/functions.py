@@ -10,19 +10,13 @@ functions get the loaded model as their first argument.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
-from stoker.apps.common.openai_answers import (
-    Choice,
-    Vectors,
-    complete,
-    embed_texts,
-    prompts_of,
-    refusal,
-)
+from stoker.apps.common.openai_answers import Choice, Vectors, complete, embed_texts, prompts_of, refusal
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 
 if TYPE_CHECKING:
@@ -66,16 +60,7 @@ def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
             choices.append(complete(model, prompt, request.sampling, place=place))
     except ValueError as refused:
         choices, error = [], _refusal(refused, request)
-    return BatchAnswer(
-        custom_id=request.custom_id,
-        line=request.line,
-        endpoint=request.endpoint,
-        model=request.model,
-        choices=choices,
-        error=error,
-        ended_at=time.time(),
-        infer_s=time.perf_counter() - begun,
-    )
+    return _ended(request, begun, choices=choices, error=error)
 
 
 @app
@@ -89,12 +74,23 @@ def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
         vectors = Vectors(found.shape[1], tokens, found.astype("<f4", copy=False).tobytes())
     except ValueError as refused:
         error = _refusal(refused, request)
+    return _ended(request, begun, error=error, vectors=vectors)
+
+
+def _ended(
+    request: ApiRequest,
+    begun: float,
+    *,
+    error: ApiError | None,
+    choices: Sequence[Choice] = (),
+    vectors: Vectors | None = None,
+) -> BatchAnswer:
     return BatchAnswer(
         custom_id=request.custom_id,
         line=request.line,
         endpoint=request.endpoint,
         model=request.model,
-        choices=[],
+        choices=list(choices),
         error=error,
         ended_at=time.time(),
         infer_s=time.perf_counter() - begun,

@@ -71,7 +71,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     Raises StokerError for input that cannot be used, and if no answer is possible (earlier answers are kept then too).
     """
     checked, models = _checked(options)
-    recipes = _recipes(checked, models)
+    recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
     identities = {
         f"{name} for {endpoint.value}": _identity(models, name, recipe) for (endpoint, name), recipe in recipes.items()
     }
@@ -232,10 +232,6 @@ class RequestSender:
             if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
                 self.sent.append(request.custom_id)
                 yield request
-
-
-def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
-    return {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
 
 
 def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:

@@ -119,7 +119,9 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        _drain(come)  # so that threads waiting for room continue until the session ends their calls
+        with contextlib.suppress(queue.Empty):  # threads waiting for room continue until the session ends their calls
+            while True:
+                come.get_nowait()
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
@@ -127,12 +129,6 @@ def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
     left = iter(items)
     while batch := tuple(itertools.islice(left, size)):
         yield batch
-
-
-def _drain(waiting: queue.Queue[Any]) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            waiting.get_nowait()
 
 
 def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool, window: int | None) -> Iterator[Any]:

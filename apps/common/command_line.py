@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 import msgspec
@@ -40,6 +41,20 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
         return function
 
     return add
+
+
+def site_or_session(function: Function) -> Function:
+    """Add --site and --session to a command, of which a user may give one."""
+
+    @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
+    @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+    @functools.wraps(function)
+    def call(*args: Any, site: str, session: str, **options: Any) -> Any:
+        if site and session:
+            raise click.UsageError("--session and --site say different things; give one")
+        return function(*args, site=site, session=session, **options)
+
+    return cast(Function, call)
 
 
 def check_resume(resume: Path | None, **others: Any) -> None:

@@ -128,13 +128,15 @@ class _EmptyCells:
         return f"{found}: {means}" if means else found
 
 
+def row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
+    """Return the error of a cell, with its place."""
+    return ConfigError(f"{path}: {row.place}: {problem}", file=str(path), line=row.number, key=key)
+
+
 def _item_of(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
-        raise ConfigError(
-            f"{path}: {row.place}: {column} must name the row, and is {name!r:.40}",
-            file=str(path), line=row.number, key=column,
-        )  # fmt: skip
+        raise row_error(f"{column} must name the row, and is {name!r:.40}", row, path=path, key=column)
     return DataItem(id=str(name), fields=row.fields, place=row.place)
 
 
@@ -147,10 +149,7 @@ def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path
     first = names.setdefault(item.id, row.number)
     if first != row.number:
         where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, as the file's kind has it
-        raise ConfigError(
-            f"{path}: {row.place}: {column} {item.id} was already used in {where}",
-            file=str(path), line=row.number, key=column,
-        )  # fmt: skip
+        raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
 
 
 def _check_columns(
@@ -163,20 +162,16 @@ def _check_columns(
         for name in columns:
             if name not in row.fields:
                 has = ", ".join(map(str, row.fields))
-                raise ConfigError(
-                    f"{path}: {row.place}: {name} is missing, and {who} wants it (the row has {has})",
-                    file=str(path), line=row.number, key=name,
-                )  # fmt: skip
+                problem = f"{name} is missing, and {who} wants it (the row has {has})"
+                raise row_error(problem, row, path=path, key=name)
     for name, cells in empty.items():
         value = row.fields[name]
         if is_empty(value):
             cells.add(row.place)
         elif texts and not isinstance(value, str):
-            raise ConfigError(
-                f"{path}: {row.place}: {name} must be text, and is {value!r:.40}; name another column with"
-                f" {' and '.join(who for who, columns in wanted.items() if name in columns)}",
-                file=str(path), line=row.number, key=name,
-            )  # fmt: skip
+            options = " and ".join(who for who, columns in wanted.items() if name in columns)
+            problem = f"{name} must be text, and is {value!r:.40}; name another column with {options}"
+            raise row_error(problem, row, path=path, key=name)
 
 
 def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:

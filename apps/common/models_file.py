@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -131,17 +131,14 @@ def identity_of(recipe: Recipe, path: str = "") -> str:
 
 def recipe_of(settings: ModelSettings) -> Recipe:
     """Return the context of a model; equal settings give the same context. Raises RecipeError."""
-    memory, device_memory = _in_bytes(settings.memory), _in_bytes(settings.device_memory)
-    least, most, keep_alive = settings.min, settings.max, settings.keep_alive
+    options: dict[str, Any] = {
+        "dtype": settings.dtype, "memory": _in_bytes(settings.memory),
+        "device_memory": _in_bytes(settings.device_memory), "min_libraries": settings.min,
+        "max_libraries": settings.max, "keep_alive": settings.keep_alive,
+    }  # fmt: skip
     if settings.kind is ModelKind.EMBEDDING:
-        return stoker.encoder(
-            settings.path, dtype=settings.dtype, memory=memory, device_memory=device_memory, min_libraries=least,
-            max_libraries=most, keep_alive=keep_alive,
-        )  # fmt: skip
-    return stoker.causal_lm(
-        settings.path, engine=settings.engine, graphs=settings.graphs, dtype=settings.dtype, memory=memory,
-        device_memory=device_memory, min_libraries=least, max_libraries=most, keep_alive=keep_alive,
-    )  # fmt: skip
+        return stoker.encoder(settings.path, **options)
+    return stoker.causal_lm(settings.path, engine=settings.engine, graphs=settings.graphs, **options)
 
 
 def _in_bytes(size: Size) -> str | None:

@@ -106,17 +106,8 @@ def complete(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: 
 
     Raises ValueError for a prompt that the model cannot take; ContextTooShort if it is too long.
     """
-    found = model.complete(
-        prompt,
-        max_new_tokens=_room(model, prompt, sampling)[1],
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed + place,
-        stop=sampling.stop,
-        logprobs=_asked(sampling),
-        json_schema=sampling.json_schema,
-        **_engine_options(sampling),
-    )
+    _, options = _options(model, prompt, sampling, place=place)
+    found = model.complete(prompt, **options)
     return Choice(
         text=found.text,
         finish_reason=found.finish_reason,
@@ -130,18 +121,8 @@ def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, plac
     """Yield the text in pieces as it is generated; with log-probabilities, one token per piece. Raises ValueError
     before the first piece, as `complete`.
     """
-    read, most = _room(model, prompt, sampling)
-    tokens = model.stream_completion(
-        prompt,
-        max_new_tokens=most,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed + place,
-        stop=sampling.stop,
-        logprobs=_asked(sampling),
-        json_schema=sampling.json_schema,
-        **_engine_options(sampling),
-    )
+    read, options = _options(model, prompt, sampling, place=place)
+    tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
     written, finish = 0, ""
     for token in tokens:
@@ -185,24 +166,25 @@ def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _room(model: CausalLM, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
-    """Return the tokens of a prompt, and how many may follow. Raises ContextTooShort."""
+def _options(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> tuple[int, dict[str, Any]]:
+    """Return the tokens of a prompt, and the model's options for it. Raises ContextTooShort."""
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH
     most = sampling.max_new_tokens or max(1, longest - length)
     if length + most > longest:
         raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
-    return length, most
-
-
-def _engine_options(sampling: SamplingOptions) -> dict[str, Any]:
-    """Return the keyword argument for options that only some engines have; empty without such options."""
-    return {"engine_options": dict(sampling.engine_options)} if sampling.engine_options else {}
-
-
-def _asked(sampling: SamplingOptions) -> int:
-    """Return how many likely tokens the engine must report; 0 = no log-probabilities."""
-    return max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0
+    options: dict[str, Any] = {
+        "max_new_tokens": most,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed + place,
+        "stop": sampling.stop,
+        "logprobs": max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0,
+        "json_schema": sampling.json_schema,
+    }
+    if sampling.engine_options:  # only some engines have the argument
+        options["engine_options"] = dict(sampling.engine_options)
+    return length, options
 
 
 def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:

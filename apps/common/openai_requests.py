@@ -169,12 +169,14 @@ _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
 
-def _ignore(field: str) -> None:
-    del field
-
-
 def read_body(
-    body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0, ignored: Note = _ignore
+    body: Any,
+    *,
+    endpoint: Endpoint,
+    custom_id: str,
+    line: int,
+    max_tokens: int = 0,
+    ignored: Note = lambda _field: None,
 ) -> ApiRequest:
     """Parse the body of a request.
 
@@ -222,14 +224,10 @@ def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
     """
     for option in request.sampling.options:
         if option not in honoured:
-            raise _not_honoured(option)
-
-
-def _not_honoured(option: str) -> RequestRefused:
-    what = "is no option of the engine of this model"
-    if option == "json_schema":
-        what = "asks for JSON, and the engine of this model cannot hold a text to a JSON schema"
-    return refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
+            what = "is no option of the engine of this model"
+            if option == "json_schema":
+                what = "asks for JSON, and the engine of this model cannot hold a text to a JSON schema"
+            raise refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
 
 
 FIELD_OF = {"json_schema": "response_format"}

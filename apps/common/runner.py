@@ -31,9 +31,12 @@ from stoker.apps.common.command_line import command, count
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
-from stoker.run_folder import RecordLog, RunFolder, open_run
+from stoker.run_folder import Record, RecordLog, RunFolder, open_run
 from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
+
+Records = RecordLog | Mapping[tuple[Any, ...], Record]
+"""Records by key."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

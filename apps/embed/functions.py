@@ -67,17 +67,13 @@ def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]
             [vector], count = _vectors(model, request, (text,))
         except ValueError as error:
             vector, count = b"", 0
-            errors.append(_for_the_command(str(error)) or type(error).__name__)
+            said = str(error).replace("text 0 ", "the text ", 1)  # in terms of the command's options
+            errors.append(said.replace("truncate=True", "--truncate") or type(error).__name__)
         else:
             errors.append("")
         vectors.append(vector)
         tokens += count
     return vectors, errors, tokens
-
-
-def _for_the_command(error: str) -> str:
-    """Return a model's error in terms of the command's options."""
-    return error.replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate")
 
 
 def _vectors(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:

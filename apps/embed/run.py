@@ -13,14 +13,14 @@ import itertools
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stoker import encoder
 from stoker.apps.common.calls import in_batches, run_calls
 from stoker.apps.common.command_line import count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
 from stoker.apps.common.models_file import identity_of
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
 from stoker.apps.embed.options import EmbedOptions
@@ -34,13 +34,6 @@ KEY = ("id",)
 _CHUNK_ROWS = 4096
 _FLOAT_BYTES = 4
 _NPY_ALIGNED = 64
-
-
-class EmbeddingRecords(Protocol):
-    """Records by key: a log or a dict."""
-
-    def get(self, key: tuple[Any, ...], /) -> Record | None:
-        """The record of this key, if it has one."""
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
@@ -58,7 +51,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
     return made, failed
 
 
-def write_parquet(path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords) -> None:
+def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
     """Write columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
     import pyarrow  # it takes a quarter of a second to import
     import pyarrow.parquet
@@ -80,9 +73,7 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: EmbeddingRecords, 
             file.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
 
 
-def write_npy(
-    path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords, *, rows: int
-) -> None:
+def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Records, *, rows: int) -> None:
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
     pairs = _pairs(items, log, failed)
     before: list[tuple[str, bytes, str]] = []
@@ -98,7 +89,7 @@ def write_npy(
             file.write(vector or missing)
 
 
-def first_error(items: Iterable[DataItem], failed: EmbeddingRecords, *, file: Path) -> str:
+def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> str:
     """Return the first failed row, with its place and reason; empty if none failed."""
     for item in items:
         if (record := failed.get((item.id,))) is not None:
@@ -106,9 +97,7 @@ def first_error(items: Iterable[DataItem], failed: EmbeddingRecords, *, file: Pa
     return ""
 
 
-def _pairs(
-    items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords
-) -> Iterator[tuple[str, bytes, str]]:
+def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator[tuple[str, bytes, str]]:
     """Yield the id, vector bytes and error of each row. Raises StokerError for a row without a result."""
     for item in items:
         if (record := log.get((item.id,))) is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from stoker.apps.common.command_line import WIDE, given_options
 from stoker.apps.encoder_lengths import APP
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.console import Screen, WholeNumber
@@ -14,7 +15,7 @@ from stoker.console import Screen, WholeNumber
 @click.command(
     APP,
     short_help="Measure an encoder at each text length, and choose lengths that deserve their own runtime.",
-    context_settings={"max_content_width": 120},
+    context_settings=WIDE,
 )
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--texts", metavar="FILE", help="A file of typical texts; lengths are chosen for them.")
@@ -36,5 +37,4 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")
-    given = {name: value for name, value in others.items() if value is not None}
-    context.exit(run(LengthsOptions(**given), screen=Screen(json_only=json_), json=json_))
+    context.exit(run(LengthsOptions(**given_options(others)), screen=Screen(json_only=json_), json=json_))

@@ -18,7 +18,7 @@ import msgspec
 
 from stoker import encoder
 from stoker.apps.common.calls import INTERRUPTED, measure
-from stoker.apps.common.data_rows import is_empty
+from stoker.apps.common.data_rows import is_empty, row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.config import load_site
@@ -123,17 +123,9 @@ def _text(row: Row, column: str, *, path: Path) -> str:
         return ""
     if not isinstance(value, str):
         what = f"is {value!r:.40}" if column in row.fields else f"is missing (the row has {', '.join(row.fields)})"
-        raise ConfigError(
-            f"{path}: {row.place}: {column} must be text, and {what}; name another column with --text",
-            file=str(path), line=row.number, key=column,
-        )  # fmt: skip
+        problem = f"{column} must be text, and {what}; name another column with --text"
+        raise row_error(problem, row, path=path, key=column)
     return value
-
-
-def count_texts(model: str, texts: list[str]) -> list[int]:
-    """Return the tokens of each text. Raises RecipeError if the tokenizer cannot be read."""
-    count = token_counter(model)
-    return [count(text) for text in texts]
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
@@ -143,7 +135,7 @@ def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
     recipe = encoder(options.model, dtype=options.dtype)
     texts = sample_texts(Path(options.texts), options.text) if options.texts else []
     load_site(options.site or None)  # a wrong site file is said before texts are counted
-    counts = count_texts(options.model, texts) if texts else []
+    counts = list(map(token_counter(options.model), texts)) if texts else []
     request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
     profile: EncoderProfile | None = measure(measure_lengths, recipe, request, site=options.site, screen=screen)
     if profile is None:

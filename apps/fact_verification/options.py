@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import is_empty, read_toml
+from stoker.apps.common.data_rows import is_empty, read_toml, row_error
 from stoker.contexts import Awareness
 from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
@@ -72,10 +72,7 @@ def read_claims(path: Path) -> list[Claim]:
     for row in read_rows(path):
         claim = _claim(row, file=path)
         if claim.id in seen:
-            raise ConfigError(
-                f"{path}: {row.place}: id {claim.id} was already used in {seen[claim.id]}",
-                file=str(path), line=row.number, key="id",
-            )  # fmt: skip
+            raise row_error(f"id {claim.id} was already used in {seen[claim.id]}", row, path=path, key="id")
         seen[claim.id] = row.place
         claims.append(claim)
     if not claims:
@@ -113,18 +110,13 @@ def _claim(row: Row, *, file: Path) -> Claim:
     spelled = text_field(row, "label", file=file)
     label = _SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
     if label is None:
-        raise ConfigError(
-            f"{file}: {row.place}: label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO",
-            file=str(file), line=row.number, key="label",
-        )  # fmt: skip
+        problem = f"label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO"
+        raise row_error(problem, row, path=file, key="label")
     name = row.fields.get("id")
     if is_empty(name):
         name = row.number
     if not isinstance(name, str | int):
-        raise ConfigError(
-            f"{file}: {row.place}: id must be a number or text, and is {name!r:.40}",
-            file=str(file), line=row.number, key="id",
-        )  # fmt: skip
+        raise row_error(f"id must be a number or text, and is {name!r:.40}", row, path=file, key="id")
     return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row, file=file), place=row.place)
 
 
@@ -137,10 +129,8 @@ def _evidence(row: Row, *, file: Path) -> str:
         return value.strip()
     if isinstance(value, list):
         return " ".join(value).strip() if all(isinstance(part, str) for part in value) else ""
-    raise ConfigError(
-        f"{file}: {row.place}: evidence must be text or a list of texts, and is {value!r:.40}",
-        file=str(file), line=row.number, key="evidence",
-    )  # fmt: skip
+    problem = f"evidence must be text or a list of texts, and is {value!r:.40}"
+    raise row_error(problem, row, path=file, key="evidence")
 
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"

@@ -16,7 +16,7 @@ import itertools
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,7 @@ from stoker.apps.common.calls import in_batches, run_calls
 from stoker.apps.common.command_line import columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.common.models_file import identity_of
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import (
@@ -53,13 +53,6 @@ COLUMNS: dict[str, type] = {
     "output": str, "infer_s": float, "started_at": float, "worker": str, "error": str,
 }  # fmt: skip
 """The columns of the final file."""
-
-
-class Records(Protocol):
-    """Records by key: a log or a dict."""
-
-    def get(self, key: tuple[Any, ...], /) -> Record | None:
-        """The record of this key, if it has one."""
 
 
 class SweepCall(msgspec.Struct, frozen=True):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import click
 
+from stoker.apps.common.command_line import WIDE, site_or_session
 from stoker.console import Screen
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-@click.command(
-    "profile", short_help="Measure what a model's steps take on a device.", context_settings={"max_content_width": 120}
-)
+@click.command("profile", short_help="Measure what a model's steps take on a device.", context_settings=WIDE)
 @click.argument("model", required=False, default="", metavar="[MODEL]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", help="As in causal_lm. [auto]")
 @click.option("--quick", is_flag=True, help="Every second power of two, prompts of 1,024 tokens at most: a minute.")
-@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
-@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@site_or_session
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
@@ -31,8 +29,6 @@ def command(
     """
     from stoker.apps.model_profile.run import run  # it imports Parsl, for which --help does not wait
 
-    if site and session:
-        raise click.UsageError("--session and --site say different things; give one")
     context.exit(
         run(model, dtype=dtype, quick=quick, site=site, session=session, screen=Screen(json_only=json_), json=json_)
     )

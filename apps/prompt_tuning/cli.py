@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from stoker import console
+from stoker.apps.common.command_line import WIDE, site_or_session
 from stoker.apps.prompt_tuning import board, report
 from stoker.apps.prompt_tuning.board import DEVICES, RUNS, SubmissionOptions, read_board
 from stoker.console import Screen
@@ -30,10 +31,9 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
     return found
 
 
-@click.command("submit", context_settings={"max_content_width": 120})
+@click.command("submit", context_settings=WIDE)
 @click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
-@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
-@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@site_or_session
 @click.option(
     "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Devices a job."
 )
@@ -74,8 +74,6 @@ def submit_jobs(
         submit,
     )
 
-    if site and session:
-        raise click.UsageError("--session and --site say different things; give one")
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank say different things; give one")
     options = SubmissionOptions(
@@ -132,12 +130,11 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         console.lines(report.render(outcomes, now=time.time()))
 
 
-@click.command(short_help="Put prompts into the bank of a model.", context_settings={"max_content_width": 120})
+@click.command(short_help="Put prompts into the bank of a model.", context_settings=WIDE)
 @click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
 @click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
 @click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")
-@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
-@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@site_or_session
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
 def bank(
@@ -148,8 +145,6 @@ def bank(
     """
     from stoker.apps.prompt_tuning.run import fill_bank  # it imports Parsl, for which --help does not wait
 
-    if site and session:
-        raise click.UsageError("--session and --site say different things; give one")
     options = SubmissionOptions(site=site, session=session, bank=bank)
     context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))
 

@@ -189,11 +189,11 @@ class Apps(FromEntryPoints):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        names = self.list_commands(ctx)
         if args and args[0].endswith(".py"):
             return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and not matching(APPS, args[0]):
-            hint = did_you_mean(args[0], names, cutoff=0.4) if names else RENEW
+            known = self.list_commands(ctx)
+            hint = did_you_mean(args[0], known, cutoff=0.4) if known else RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             if Path(f"{args[0]}.py").is_file():
                 hint = f"did you mean ./{args[0]}.py?"

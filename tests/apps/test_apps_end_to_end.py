@@ -1,19 +1,26 @@
-"""Applications on a real session, stopped, killed and resumed with the same end. The small model has random weights;
-`make run` and the tests of the documents run the shipped one.
+"""Applications and `stoker batch` on real sessions, killed, interrupted and resumed with the same end. The small model
+has random weights; `make run` and the tests of the documents run the shipped one.
 """
 
+import base64
+import collections
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet
 import pytest
+from cli.command_line import Stoker
 from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
 
@@ -26,43 +33,69 @@ pytestmark = [
         reason="needs torch and transformers",
     ),
 ]
-STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run"]
 HELD_RUN = [sys.executable, str(Path(__file__).parents[1] / "held_run.py")]
+HELD_AT = 5
 LIMIT_S = 180
+REQUESTS = 60
 
 
-def stoker(folder, *arguments):
-    done = subprocess.run(
-        [*STOKER, *arguments], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def stoker(folder, *arguments, code=0):
+    """Run a command in this process, and return its standard output."""
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SESSION", "")  # `run --session` sets it
+        done = Stoker()(*arguments)
+    assert done.exit_code == code, f"{done.output}{done.exception}"
     return done.stdout
 
 
-def stop(folder, part, number, *arguments, more):
-    """Starts a run and sends it the signal once `more` results than now are in its log, where it waits. Its exit code
-    and output."""
-    before = part.read_bytes().count(b"\n") if part.exists() else 0
-    running = subprocess.Popen(
-        [*HELD_RUN, str(more), "run", *arguments],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        while not part.exists() or part.read_bytes().count(b"\n") < before + more:
-            assert running.poll() is None, running.communicate()[0]
+def write_lines(path, values):
+    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in values))
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class HeldRun:
+    """A run that writes `more` results and waits. The block begins then, and its end kills the run."""
+
+    def __init__(self, folder, *arguments, out="run", more=HELD_AT):
+        self.part = folder / out / "results.jsonl.part"
+        self._until = self.kept + more
+        self.process = subprocess.Popen(
+            [*HELD_RUN, str(more), *arguments, "--out", out],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def __enter__(self):
+        deadline = time.monotonic() + LIMIT_S
+        while self.kept < self._until:
+            assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline, "no results came"
             time.sleep(0.02)
-        running.send_signal(number)
-        out, _ = running.communicate(timeout=LIMIT_S)
-    finally:
-        running.kill()
-        running.wait()
-    return running.returncode, out
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def kept(self):
+        return self.part.read_bytes().count(b"\n") if self.part.exists() else 0
+
+    def end(self, number=0):
+        """Send a signal, and return the exit code and output."""
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out
 
 
-def results(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The path of a small model."""
+    model = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(model)
+    return str(model)
 
 
 @pytest.fixture(scope="module")
@@ -72,27 +105,28 @@ def up(tmp_path_factory):
         yield session
 
 
+# ---- applications
+
+
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
+def facts(tiny):
     """The command line that verifies seven claims."""
-    model = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(model)
-    return ["fact_verification", "--limit", "7", "--format", "jsonl", "--model", str(model)]
+    return ["run", "fact_verification", "--limit", "7", "--format", "jsonl", "--model", tiny]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, facts, up):
+def whole_facts(tmp_path_factory, facts, up):
     """The folder and output of an undisturbed run: the shipped prompts, one claim a call."""
     folder = tmp_path_factory.mktemp("whole")
     return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
 
 
 @pytest.mark.long
-def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole, up):
-    folder, out = whole
+def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole_facts, up):
+    folder, out = whole_facts
     assert "3 prompts x 7 claims = 21 inferences" in out
     assert "21 inferences in" in out
-    expected = results(folder / "results.jsonl")
+    expected = read_lines(folder / "results.jsonl")
     assert len(expected) == 21
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["attempt"]["calls"] == 21
@@ -100,25 +134,25 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
     timeline = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     assert sum(event["args"]["claims"] for event in timeline if event["ph"] == "X") == 21
 
-    part = tmp_path / "broken" / "results.jsonl.part"
-    options = [*facts, "--batch-size", "1", "--out", "broken"]
-    code, _ = stop(tmp_path, part, signal.SIGKILL, *options, more=4)
-    assert code == -signal.SIGKILL
-    kept = part.read_bytes().count(b"\n")
-    # A torn line, as a crashed host leaves it, is cut off; its result is made again.
-    with part.open("ab") as file:
-        file.write(b'{"prompt":"to')
-    code, out = stop(tmp_path, part, signal.SIGINT, *options, more=4)
+    options = [*facts, "--batch-size", "1"]
+    with HeldRun(tmp_path, *options, out="broken", more=4) as held:
+        assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
+        kept = held.kept
+        # A torn line, as a crashed host leaves it, is cut off; its result is made again.
+        with held.part.open("ab") as file:
+            file.write(b'{"prompt":"to')
+    with HeldRun(tmp_path, *options, out="broken", more=4) as held:
+        code, out = held.end(signal.SIGINT)
     assert f"going on with broken: {kept} of 21 are there" in out
     assert code == 130
     assert "results are kept in broken" in out
     assert "continue:  stoker run fact_verification --resume broken" in out
     assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
 
-    out = stoker(tmp_path, "fact_verification", "--resume", "broken", *up.joined)
+    out = stoker(tmp_path, "run", "fact_verification", "--resume", "broken", *up.joined)
     assert "more were there from before" in out
-    resumed = results(tmp_path / "broken" / "results.jsonl")
-    assert not part.exists()
+    resumed = read_lines(tmp_path / "broken" / "results.jsonl")
+    assert not held.part.exists()
     for one, other in zip(expected, resumed, strict=True):
         for field in ("prompt", "claim_id", "label", "answer", "raw_answer", "correct"):
             assert one[field] == other[field]
@@ -127,30 +161,29 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
 
 
 @pytest.mark.long
-def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole, up):
-    folder, _ = whole
+def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole_facts, up):
+    folder, _ = whole_facts
     first = tomllib.loads(SHIPPED.read_text())["prompts"][0]
     (tmp_path / "first.jsonl").write_text(json.dumps(first))
     options = [*facts, "--prompts", "first.jsonl", "--batch-size", "4", "--awareness", "none", *up.joined]
     none = json.loads(stoker(tmp_path, *options, "--out", "none", "--json"))
     assert none["attempt"]["loads"] == none["attempt"]["calls"] == 2
     assert none["prompts"][0]["claims"] == 7
-    answers = {row["claim_id"]: row["raw_answer"] for row in results(tmp_path / "none" / "results.jsonl")}
-    by_one = [row for row in results(folder / "results.jsonl") if row["prompt"] == first["name"]]
+    answers = {row["claim_id"]: row["raw_answer"] for row in read_lines(tmp_path / "none" / "results.jsonl")}
+    by_one = [row for row in read_lines(folder / "results.jsonl") if row["prompt"] == first["name"]]
     assert answers == {row["claim_id"]: row["raw_answer"] for row in by_one}
     assert len(answers) == 7
 
 
 @pytest.mark.long
-def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
-    write_tiny_model(tmp_path / "tiny")
+def test_a_sweep_of_two_contexts_side_by_side(tmp_path, tiny):
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
     (tmp_path / "sweep.toml").write_text(
-        'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\npath = "tiny"\n'
-        '[[models]]\nname = "two"\npath = "tiny"\ndtype = "float32"\n'
+        f'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\npath = "{tiny}"\n'
+        f'[[models]]\nname = "two"\npath = "{tiny}"\ndtype = "float32"\n'
         '[[prompts]]\nname = "p"\ntext = "{question}"\n[parameters]\nmax_new_tokens = [2, 4]\n'
     )
-    summary = json.loads(stoker(tmp_path, "inference_sweep", "--sweep", "sweep.toml", "--json"))
+    summary = json.loads(stoker(tmp_path, "run", "inference_sweep", "--sweep", "sweep.toml", "--json"))
     rows = pyarrow.parquet.read_table(tmp_path / summary["results"]).to_pylist()
     assert [(row["model"], row["max_new_tokens"], row["id"]) for row in rows] == [
         (model, tokens, name) for model in ("one", "two") for tokens in (2, 4) for name in ("a", "b")
@@ -167,25 +200,24 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, up):
-    write_tiny_model(tmp_path / "tiny")
+def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
     rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "sweep.toml").write_text(
-        'data = "rows.jsonl"\nid = "name"\n[[models]]\nname = "one"\npath = "tiny"\n'
+        f'data = "rows.jsonl"\nid = "name"\n[[models]]\nname = "one"\npath = "{tiny}"\n'
         '[[prompts]]\nname = "p"\ntext = "{question}"\n[parameters]\nmax_new_tokens = [8, 16]\ntemperature = 0.7\n'
     )
-    options = ["inference_sweep", "--sweep", "sweep.toml", "--batch-size", "2", "--format", "jsonl"]
+    options = ["run", "inference_sweep", "--sweep", "sweep.toml", "--batch-size", "2", "--format", "jsonl"]
     stoker(tmp_path, *options, "--out", "whole", *up.joined)
-    part = tmp_path / "broken" / "results.jsonl.part"
-    code, _ = stop(tmp_path, part, signal.SIGKILL, *options, "--out", "broken", more=20)
-    assert code == -signal.SIGKILL
-    kept = part.read_bytes().count(b"\n")
-    code, out = stop(tmp_path, part, signal.SIGINT, *options, "--out", "broken", more=20)
+    with HeldRun(tmp_path, *options, out="broken", more=20) as held:
+        assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
+        kept = held.kept
+    with HeldRun(tmp_path, *options, out="broken", more=20) as held:
+        code, out = held.end(signal.SIGINT)
     assert code == 130
     assert f"going on with broken: {kept} of 200 are there" in out
-    stoker(tmp_path, "inference_sweep", "--resume", "broken", *up.joined)
-    whole, broken = (results(tmp_path / folder / "results.jsonl") for folder in ("whole", "broken"))
+    stoker(tmp_path, "run", "inference_sweep", "--resume", "broken", *up.joined)
+    whole, broken = (read_lines(tmp_path / folder / "results.jsonl") for folder in ("whole", "broken"))
     assert [(row["max_new_tokens"], row["id"]) for row in broken] == [
         (tokens, row["name"]) for tokens in (8, 16) for row in rows
     ]
@@ -193,33 +225,248 @@ def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, up):
     assert sorted(os.listdir(tmp_path / "broken")) == [".lock", "results.jsonl", "run.json", "summary.json"]
 
 
-def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path, up):
-    write_tiny_model(tmp_path / "tiny")
+def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path, tiny, up):
     rows = [{"id": str(number), "question": "What is red?"} for number in range(5)]
     rows[1]["question"], rows[3]["question"] = "", "red " * 9000
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "sweep.toml").write_text(
-        'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "one"\npath = "tiny"\n'
+        f'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "one"\npath = "{tiny}"\n'
         '[[prompts]]\nname = "bare"\ntext = "{question}"\n[parameters]\nmax_new_tokens = 2\n'
     )
 
-    def sweep(*arguments):
-        command = [*STOKER, "inference_sweep", *arguments, *up.joined]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
-        return done.stdout
-
-    out = sweep("--sweep", "sweep.toml", "--out", "run", "--format", "jsonl")
+    options = ["--sweep", "sweep.toml", "--out", "run", "--format", "jsonl"]
+    out = stoker(tmp_path, "run", "inference_sweep", *options, *up.joined, code=1)
     assert "failed: 2 of 5 results have no output; the column `error` says why" in out
     assert "rows.jsonl: line 2: row 1 with one, bare, max_new_tokens 2, temperature 0.0: the prompt is empty" in out
     assert out.splitlines()[-1] == "  try them again:  stoker run inference_sweep --resume run"
-    made = results(tmp_path / "run" / "results.jsonl")
+    made = read_lines(tmp_path / "run" / "results.jsonl")
     assert [row["id"] for row in made if row["output"] is None] == ["1", "3"]
     assert "tokens with its continuation; the model reads" in made[3]["error"]
     assert [row["error"] for row in made if row["output"] is not None] == [""] * 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["errors"] == 2
 
-    again = sweep("--resume", "run")
+    again = stoker(tmp_path, "run", "inference_sweep", "--resume", "run", *up.joined, code=1)
     assert "going on with run: 3 of 5 are there" in again
-    assert results(tmp_path / "run" / "results.jsonl")[0] == made[0]
+    assert read_lines(tmp_path / "run" / "results.jsonl")[0] == made[0]
+
+
+# ---- stoker batch
+
+
+def request(number, **body):
+    url, words = "/v1/completions", {"prompt": f"Number {number} is"}
+    if number % 2:
+        url, words = "/v1/chat/completions", {"messages": [{"role": "user", "content": f"What is {number}?"}]}
+    options = {"max_tokens": 8 + number % 40, "temperature": 0.7 * (number % 3)}
+    return {
+        "custom_id": f"r{number}", "method": "POST", "url": url, "body": {"model": "m", **words, **options, **body},
+    }  # fmt: skip
+
+
+def batch(folder, *arguments, code=0):
+    return stoker(folder, "batch", "r.jsonl", *arguments, "--out", "run", code=code)
+
+
+def choices(line):
+    body = line["response"]["body"]
+    return [choice.get("text") or choice.get("message") for choice in body["choices"]], body["usage"]
+
+
+def pilots_below(folder):
+    """The processes of pilots whose session lies in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "stoker.pilot.main" in words and any(word.startswith(str(folder)) for word in words):
+                found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, tiny, up):
+    """The answers of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_lines(folder / "r.jsonl", map(request, range(REQUESTS)))
+    out = batch(folder, "--model", tiny, *up.joined)
+    assert "60 requests · 30 of /v1/completions, 30 of /v1/chat/completions" in out
+    assert not read_lines(folder / "run" / "errors.jsonl")
+    return read_lines(folder / "run" / "responses.jsonl")
+
+
+@pytest.mark.long
+def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, whole, up):
+    write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
+    command = ["batch", "r.jsonl", "--model", tiny]
+    with HeldRun(tmp_path, *command) as held:
+        held.end(signal.SIGKILL)
+        kept = held.kept
+        # A torn line, as a crashed host or a full disk leaves it, is cut off; its request is answered again.
+        with held.part.open("ab") as file:
+            file.write(b'{"custom_id":"r5')
+    with HeldRun(tmp_path, *command) as held:
+        code, out = held.end(signal.SIGINT)
+    assert code == 130
+    assert f"going on with run: {kept} of 60 are there" in out
+    assert "of 60 answers are kept in run" in out
+    assert f"to continue, the same command:  stoker batch r.jsonl --model {tiny} --out run" in out
+    assert not (tmp_path / "run" / "responses.jsonl").exists(), "a file that is not whole"
+
+    summary = json.loads(batch(tmp_path, "--model", tiny, "--json", *up.joined))
+    made = read_lines(tmp_path / "run" / "responses.jsonl")
+    assert [line["custom_id"] for line in made] == [f"r{number}" for number in range(REQUESTS)]
+    assert [choices(line) for line in made] == [choices(line) for line in whole]
+    assert (summary["answered"], summary["errors"]) == (REQUESTS, 0)
+    assert summary["attempt"]["kept"] + summary["attempt"]["requests"] == REQUESTS
+    assert summary["completion_tokens"] == sum(choices(line)[1]["completion_tokens"] for line in made)
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+@pytest.mark.long
+def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, tiny, whole):
+    write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
+    with HeldRun(tmp_path, "batch", "r.jsonl", "--model", tiny) as held:
+        pilots = pilots_below(tmp_path)
+        assert pilots
+        for pilot in pilots:
+            pilot.kill()
+        (tmp_path / "go-on").touch()
+        code, out = held.end()
+    assert code == 0, out
+    made = read_lines(tmp_path / "run" / "responses.jsonl")
+    assert [choices(line) for line in made] == [choices(line) for line in whole]
+    assert collections.Counter(line["custom_id"] for line in made).most_common(1)[0][1] == 1
+
+
+def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, tiny, up):
+    lines = [
+        request(0, temperature=0),
+        request(1, n=2),
+        "{half",
+        request(0),
+        request(2, prompt="long " * 600, temperature=0),
+        request(4, model="other", prompt=["one", "two"], temperature=0),
+        request(6, model="nobody"),
+    ]
+    write_lines(tmp_path / "r.jsonl", lines)
+    shutil.copytree(tiny, tmp_path / "second")
+    models = ["--model", f"m={tiny}", "--model", "other=second"]
+    out = batch(tmp_path, *models, "--check", code=1)
+    assert "4 lines cannot be answered, and the others can" in out
+    assert not (tmp_path / "run").exists(), "a check runs nothing"
+
+    out = batch(tmp_path, *models, *up.joined, code=1)
+    answered = read_lines(tmp_path / "run" / "responses.jsonl")
+    assert [(line["custom_id"], line["response"]["body"]["model"]) for line in answered] == [
+        ("r0", "m"), ("r4", "other"),
+    ]  # fmt: skip
+    assert len(answered[1]["response"]["body"]["choices"]) == 2
+    errors = read_lines(tmp_path / "run" / "errors.jsonl")
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [
+        ("r1", 400), (None, 400), (None, 400), ("r2", 400), ("r6", 404),
+    ]  # fmt: skip
+    told = [line["response"]["body"]["error"] for line in errors]
+    assert [error["code"] for error in told] == [
+        "unsupported_value", "invalid_json_line", "duplicate_custom_id", "context_length_exceeded", "model_not_found",
+    ]  # fmt: skip
+    too_long = "line 5: this model's maximum context length is 2048 tokens, and the prompt has 3000"
+    assert told[3]["message"].startswith(too_long)
+    assert "no answer: 5 of 7 requests" in out
+    assert "line 2: body.n is 2" in out
+    ids = [line["id"] for line in [*answered, *errors]]
+    assert len(set(ids)) == len(ids)
+
+    # Nothing is left to do: the same command begins another run only with --fresh.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        again = Stoker()("batch", "r.jsonl", *models, "--out", "run")
+    assert "this run is finished, its results are in run/responses.jsonl" in str(again.exception)
+
+
+@pytest.mark.long
+def test_one_model_answers_and_embeds(tmp_path, tiny, up):
+    lines = [
+        request(0, temperature=0),
+        {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["one", "two"]}},
+        {
+            "custom_id": "p", "method": "POST", "url": "/v1/embeddings",
+            "body": {"model": "m", "input": "two", "encoding_format": "base64"},
+        },
+        {"custom_id": "long", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x" * 2100}},
+    ]  # fmt: skip
+    write_lines(tmp_path / "r.jsonl", lines)
+    batch(tmp_path, "--model", tiny, *up.joined, code=1)
+    text, plain, packed = (line["response"]["body"] for line in read_lines(tmp_path / "run" / "responses.jsonl"))
+    assert text["object"] == "text_completion"
+    assert plain["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    vectors = [each["embedding"] for each in plain["data"]]
+    assert [sum(number**2 for number in vector) for vector in vectors] == [pytest.approx(1), pytest.approx(1)]
+    given = base64.b64decode(packed["data"][0]["embedding"])
+    assert struct.unpack(f"<{len(given) // 4}f", given) == pytest.approx(vectors[1], abs=1e-6)
+    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
+    error = refused["response"]["body"]["error"]
+    assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
+
+
+@pytest.mark.long
+def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, tiny, up):
+    write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
+    assert f"session {up.name}" in batch(tmp_path, "--model", tiny, *up.joined)
+    assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
+    assert f"session {up.name} · up" in up.stoker("status", up.name)
+
+
+def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, tiny, up):
+    chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    lines = [
+        chat, request(2, max_tokens=4, temperature=0, logprobs=2), request(4, max_tokens=4, logprobs=0),
+        {**chat, "custom_id": "json", "body": {**chat["body"], "response_format": schema}},
+    ]  # fmt: skip
+    write_lines(tmp_path / "r.jsonl", lines)
+    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
+    first, second, third = (
+        line["response"]["body"]["choices"][0]["logprobs"] for line in read_lines(tmp_path / "run" / "responses.jsonl")
+    )
+    assert len(first["content"]) == len(second["tokens"]) == len(third["tokens"]) == 4
+    for place in first["content"]:
+        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])  # the likeliest was taken
+        assert len(place["top_logprobs"]) == 2
+        assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
+    assert max(second["token_logprobs"]) <= 0
+    assert [len(each) for each in third["top_logprobs"]] == [0] * 4
+    assert second["text_offset"][0] == 0
+    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
+    assert refused["custom_id"] == "json"
+    assert "schema" in refused["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
+def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, tiny, up):
+    """The run folder's disk has room for some answers; the same command continues once there is more room."""
+    write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
+    (tmp_path / "small").mkdir()
+    words = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "r.jsonl", "--model", tiny]
+    command = " ".join([*words, "--out", "small/run", *up.joined])
+    script = f"""
+        mount -t tmpfs -o size=24k none small || exit 77
+        {command}; echo "exit $?"
+        wc -l < small/run/results.jsonl.part
+        mount -o remount,size=10m small
+        {command}; echo "exit $?"
+        cp small/run/*.jsonl .
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("no file system can be mounted here")
+    said = done.stdout + done.stderr
+    assert "exit 1" in said, said
+    assert "cannot be written: No space left on device" in said
+    assert "once the cause is fixed, the same command:  stoker batch r.jsonl" in said
+    assert "exit 0" in said, said
+    made = read_lines(tmp_path / "responses.jsonl")
+    assert [line["custom_id"] for line in made] == [f"r{number}" for number in range(REQUESTS)]

@@ -1,22 +1,30 @@
-"""Gangs of real processes compute the same numbers as one, and notice a lost rank."""
+"""Gangs of real processes compute the same numbers as one and notice a lost rank; strangers at their rendezvous learn
+nothing and break nothing.
+"""
 
 import re
+import secrets
 import signal
 import socket
+import threading
+from contextlib import suppress
 
 import pytest
 from lazily import lazily
+from polling import PATIENCE_S, polls
 from tuning import gang
 
+from stoker.connections import join_address, split_address
 from stoker.contexts import payloads
 from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
+from stoker.pilot.transfer import wire
 from stoker.tuning import pace
 from stoker.tuning.order import Tuned
 from stoker.units import parse_seconds
 
-torch, tiny, exchange, tuner = lazily(
-    "torch", "tuning.tiny", "stoker.tuning.exchange", "stoker.tuning.tune", needs="peft"
+torch, tiny, exchange, stores, tuner = lazily(
+    "torch", "tuning.tiny", "stoker.tuning.exchange", "stoker.tuning.gang_store", "stoker.tuning.tune", needs="peft"
 )
 
 
@@ -195,3 +203,146 @@ def test_a_process_may_meet_others_again_and_again():
 def test_a_place_that_cannot_be_is_refused(spec, said):
     with pytest.raises(ConfigError, match=said):
         gang.meet(spec)
+
+
+# ---- strangers
+
+
+JOB = "the-name-of-the-job"
+SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + bytes(32), b"\x07init/" * 50]
+
+
+class Strangers:
+    """Threads that connect to an address again and again without the key, and keep all that they hear."""
+
+    def __init__(self, address: str):
+        self.address = address
+        self.heard: list[bytes] = []
+        self.refused = 0
+        self._stop = threading.Event()
+        self._silent: list[socket.socket] = []
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._talk, self._be_silent, self._use_a_wrong_key)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _talk(self):
+        while not self._stop.wait(0.02):
+            for say in SAYS:
+                with suppress(OSError), socket.create_connection(split_address(self.address), timeout=0.5) as sock:
+                    sock.settimeout(0.2)
+                    sock.sendall(say)
+                    with suppress(TimeoutError):
+                        while data := sock.recv(4096):
+                            self.heard.append(data)
+
+    def _be_silent(self):
+        while not self._stop.wait(0.02) and len(self._silent) < 60:
+            with suppress(OSError):
+                self._silent.append(socket.create_connection(split_address(self.address), timeout=0.5))
+
+    def _use_a_wrong_key(self):
+        while not self._stop.wait(0.02):
+            with suppress(wire.PeerError):
+                stores.reach(self.address, key=secrets.token_bytes(32), limit_s=1.0).close()
+                raise AssertionError("a wrong key was taken")
+            self.refused += 1
+
+    def close(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._silent:
+            sock.close()
+
+
+@pytest.mark.long
+def test_the_gang_meets_while_strangers_knock_and_they_learn_nothing():
+    three = specs(3, job=JOB, key=secrets.token_bytes(32))
+    with gang.gang("meet", three) as ranks:
+        strangers = Strangers(three[0]["rendezvous"])
+        try:
+            answers = ranks.answers()
+        finally:
+            strangers.close()
+    assert answers == [6.0, 6.0, 6.0]
+    assert strangers.refused
+    heard = b"".join(strangers.heard)
+    assert JOB.encode() not in heard
+    assert b"here/" not in heard
+
+
+def test_a_rank_with_another_key_does_not_meet_the_gang():
+    first, other = ({**spec, "job": JOB, "key": secrets.token_bytes(32)} for spec in specs(2))
+    with gang.gang("meet", [{**first, "limit_s": 8.0}]) as ranks:
+        gang.wait_until_served(first["rendezvous"])
+        for more in polls(7.0):  # a busy machine may not answer within a second
+            with pytest.raises(exchange.ExchangeError) as refused:
+                gang.meet({**other, "limit_s": 1.0})
+            if "does not know the session's transfer key" in str(refused.value):
+                break
+            assert more, str(refused.value)
+        (alone,) = ranks.answers()
+    assert isinstance(alone, exchange.ExchangeError)
+    assert "rank 1 did not come" in str(alone)
+
+
+def test_values_are_the_same_for_rank_0_and_for_others():
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = join_address(*listener.getsockname()[:2])
+    first = stores.serve(listener, key=b"k" * 32, limit_s=0.3)
+    other = stores.reach(address, key=b"k" * 32, limit_s=0.3)
+    try:
+        first.set("a", b"1\x00\xff")
+        other.set("b", "text")
+        for store in (first, other):
+            assert (store.get("a"), store.get("b")) == (b"1\x00\xff", b"text")
+            assert store.check(["a", "b"])
+            assert not store.check(["a", "c"])
+            store.wait(["a", "b"])
+            with pytest.raises(stores.StoreError, match="c did not come within"):
+                store.get("c")
+            with pytest.raises(stores.StoreError, match="c did not come within"):
+                store.wait(["a", "c"])
+        assert [first.add("n", 2), other.add("n", 3), first.add("n", -1)] == [2, 5, 4]
+        assert other.compare_set("a", b"wrong", b"new") == b"1\x00\xff"
+        assert other.compare_set("a", b"1\x00\xff", b"new") == b"new"
+        assert first.compare_set("fresh", b"", b"made") == b"made"
+        assert (other.delete_key("fresh"), first.delete_key("fresh"), other.num_keys()) == (True, False, 3)
+        patient = stores.reach(address, key=b"k" * 32, limit_s=PATIENCE_S)
+        threading.Timer(0.1, lambda: first.set("late", b"x" * 100_000)).start()
+        assert patient.get("late") == b"x" * 100_000
+        patient.close()
+    finally:
+        first.close()
+        with pytest.raises(stores.StoreError, match="is lost"):
+            other.get("a")
+        other.close()
+
+
+def test_a_question_that_makes_no_sense_ends_its_connection_alone():
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = join_address(*listener.getsockname()[:2])
+    first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)
+    try:
+        for question in ({"op": "get"}, {"op": "add", "name": "a", "amount": "x"}, {"op": "has", "names": 3}):
+            channel = wire.connect(address, key=b"k" * 32)
+            channel.send(question)
+            with pytest.raises(wire.PeerError):
+                channel.receive()
+            channel.close()
+        other = stores.reach(address, key=b"k" * 32, limit_s=1.0)
+        other.set("a", b"1")
+        assert first.get("a") == b"1"
+        other.close()
+    finally:
+        first.close()
+
+
+@pytest.mark.long
+def test_local_values_wait_for_what_is_set_meanwhile():
+    values = stores.LocalValues()
+    threading.Timer(0.05, lambda: values.set("a", b"1")).start()
+    assert values.get("a", wait_s=PATIENCE_S) == b"1"
+    assert values.get("b", wait_s=0.0) is None

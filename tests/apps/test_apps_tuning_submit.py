@@ -1,5 +1,6 @@
 """Tuning jobs on a real session of two CPU devices, by API and command, killed and stopped."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cli.command_line import Stoker
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +27,7 @@ from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
 from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
-from stoker.errors import ConfigError  # noqa: E402
+from stoker.errors import CallDroppedError, ConfigError  # noqa: E402
 from stoker.run_folder import open_run  # noqa: E402
 from stoker.sessions import sent_call as sent  # noqa: E402
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, read_candidates  # noqa: E402
@@ -92,6 +94,15 @@ def stoker_tune(place, session, *arguments, code=0):
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def submitted(session, file, *, late="run"):
+    """A job that this process has submitted, on one device."""
+    path = Path(file)
+    folder = open_run(path.parent / "runs", app=APP, prefix=path.stem, parameters={}, options={}, fresh=True)
+    submission = SubmittedJob(check(read_job(file)), name=path.stem, folder=folder, start=b"")
+    submission.submit(session=session.id, gang=(1, 1), late=late, bank=None)
+    return submission
 
 
 def until(true, *, why):
@@ -166,22 +177,19 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
         os.listdir(folder)
     )
     assert len((folder / "results.jsonl").read_text().splitlines()) == 5
-    shown = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.main", "tune", "report"], cwd=place, capture_output=True, text=True
-    ).stdout
+    with contextlib.chdir(place):
+        shown = Stoker().ok("tune", "report").stdout
     assert " deadlines met" in shown
     assert "  long   failed: no tuned prompt" in shown
-    dropped = stoker_tune(
-        place,
-        session,
-        "submit",
-        write(place, "drop", iterations=50, until='slo = "100 ms"'),
-        "--late",
-        "drop",
-        "--json",
-        code=1,
-    )
-    assert json.loads(dropped.stdout)["jobs"][0]["job"]["phase"] == "dropped"
+
+
+def test_a_late_job_is_dropped_where_it_may_be(place, session):
+    submission = submitted(session, write(place, "drop", iterations=50, until='slo = "100 ms"'), late="drop")
+    with pytest.raises(CallDroppedError):
+        submission.future.result(LIMIT_S)
+    submission.refresh(None)
+    submission.folder.close()
+    assert submission.entry.phase is Phase.DROPPED
 
 
 @pytest.mark.long
@@ -223,15 +231,12 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
 
 @pytest.mark.long
 def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch):
-    ready = check(read_job(write(place, "clock", until='slo = "10 min"')))
-    folder = open_run(place / "runs", app=APP, prefix="clock", parameters={}, options={}, fresh=True)
-    submission = SubmittedJob(ready, name="clock", folder=folder, start=b"")
-    submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
+    submission = submitted(session, write(place, "clock", until='slo = "10 min"'))
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)
     submission.future.result(LIMIT_S)
     submission.refresh(None)
-    folder.close()
+    submission.folder.close()
     assert submission.entry.phase is Phase.DONE
     assert submission.entry.in_time(submission.entry.ended_at)
     assert submission.entry.known_late_at is None
@@ -239,10 +244,8 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
 
 @pytest.mark.long
 def test_a_run_folder_unwritable_for_a_while_costs_no_result(place, session):
-    ready = check(read_job(write(place, "nowhere", iterations=2)))
-    folder = open_run(place / "runs", app=APP, prefix="nowhere", parameters={}, options={}, fresh=True)
-    submission = SubmittedJob(ready, name="nowhere", folder=folder, start=b"")
-    submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
+    submission = submitted(session, write(place, "nowhere", iterations=2))
+    folder = submission.folder
     submission.future.result(LIMIT_S)
     aside = folder.path.rename(place / "aside")
     folder.path.write_text("a file where the folder was")

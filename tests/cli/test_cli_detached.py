@@ -15,8 +15,8 @@ import pytest
 from cli.command_line import Stoker
 from polling import PATIENCE_S, polls
 
-from stoker.manager.cli import runs
-from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile, named_run
+from stoker.manager.cli import apps, runs
+from stoker.manager.cli.runs import DetachedRun, RunFile, named_run
 
 WAITS = """
 import os, sys, time
@@ -26,11 +26,6 @@ while not os.path.exists("go"):
 print("done", flush=True)
 sys.exit(3)
 """
-
-
-def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def until(true: Callable[[], object]) -> None:
@@ -52,15 +47,19 @@ def waits(tmp_path: Path) -> Iterator[Path]:
 
 def detach(*arguments: str) -> DetachedRun:
     before = {run.name for run in runs.known_runs()}
-    done = command("run", "--detach", *arguments)
-    assert done.returncode == 0, done.stderr
+    Stoker().ok("run", "--detach", *arguments)
     (run,) = [run for run in runs.known_runs() if run.name not in before]
     until(lambda: "began" in run.log.read_text())
     return run
 
 
-def test_a_detached_run_is_followed_to_its_exit_status(waits: Path, tmp_path: Path):
-    done = command("run", "--detach", "waits.py", "--epochs", "3")
+def attach(run: DetachedRun) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "stoker.manager.cli.entry", "attach", run.name]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
+    done = stoker.ok("run", "--detach", "waits.py", "--epochs", "3")
     run = named_run("waits-1")
     first, *ways = done.stdout.splitlines()
     assert first.startswith(
@@ -70,30 +69,21 @@ def test_a_detached_run_is_followed_to_its_exit_status(waits: Path, tmp_path: Pa
     assert [" ".join(way.split()[:4]) for way in ways] == [
         "follow stoker logs waits-1", "attach stoker attach waits-1", "stop stoker down waits-1",
     ]  # fmt: skip
-    attached = subprocess.Popen(
-        [sys.executable, "-m", "stoker.manager.cli.entry", "attach", "waits-1"], stdout=subprocess.PIPE, text=True
-    )
+    attached = attach(run)
+    assert attached.stdout.readline() == "began --epochs 3\n"
+    attached.send_signal(signal.SIGINT)
+    _, err = attached.communicate(timeout=PATIENCE_S)
+    assert "waits-1 keeps running; stoker attach waits-1 shows it again" in err
+    assert attached.returncode == 0
+    assert run.is_running()
+    attached = attach(run)
     assert attached.stdout.readline() == "began --epochs 3\n"
     (tmp_path / "go").touch()
     assert attached.communicate(timeout=PATIENCE_S)[0] == "done\n"
     assert attached.returncode == 3
-    again = command("attach", "waits-1")
-    assert (again.stdout, again.returncode) == ("began --epochs 3\ndone\n", 3)
+    again = stoker("attach", "waits-1")
+    assert (again.stdout, again.exit_code) == ("began --epochs 3\ndone\n", 3)
     assert "waits-1: exit status 3 after" in again.stderr
-
-
-def test_ctrl_c_leaves_an_attached_run_running(waits: Path):
-    run = detach("waits.py")
-    attached = subprocess.Popen(
-        [sys.executable, "-m", "stoker.manager.cli.entry", "attach", run.name],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert attached.stdout.readline() == "began\n"
-    attached.send_signal(signal.SIGINT)
-    _, err = attached.communicate(timeout=PATIENCE_S)
-    assert f"{run.name} keeps running; stoker attach {run.name} shows it again" in err
-    assert attached.returncode == 0
-    assert run.is_running()
 
 
 def test_a_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Path):
@@ -112,22 +102,15 @@ def test_a_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: 
     assert run.state() == "exit status 3"
 
 
-def test_down_ends_a_run_as_ctrl_c_does(waits: Path):
+def test_down_ends_a_run_as_ctrl_c_does(stoker: Stoker, waits: Path, tmp_path: Path):
+    (tmp_path / "click.py").write_text("raise SystemExit('a module next to the program hides no other')")
     run = detach("waits.py")
-    done = command("down", run.name)
-    assert done.stdout == f"{run.name} was stopped: exit status 143 (ended by signal 15)\n"
-    assert command("down", run.name).stdout == f"{run.name} is over: exit status 143 (ended by signal 15)\n"
+    ended = f"{run.name} {{}}: exit status 143 (ended by signal 15)\n"
+    assert stoker("down", run.name).stdout == ended.format("was stopped")
+    assert stoker("down", run.name).stdout == ended.format("is over")
 
 
-def test_a_killed_program_has_an_exit_status(waits: Path):
-    run = detach("waits.py")
-    os.kill(run.facts.pid, signal.SIGKILL)
-    until(lambda: run.end)
-    assert run.state() == "exit status 137 (ended by signal 9)"
-    assert command("attach", run.name).returncode == 137
-
-
-def test_a_run_without_its_keeper_runs_to_its_end(waits: Path):
+def test_a_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
     run = detach("waits.py")
     program = psutil.Process(run.facts.pid)
     keeper = program.parent()
@@ -136,16 +119,11 @@ def test_a_run_without_its_keeper_runs_to_its_end(waits: Path):
     assert run.is_running()
     program.kill()
     until(lambda: not run.is_running())
-    attached = command("attach", run.name)
-    assert attached.returncode == 1
+    attached = stoker("attach", run.name)
+    assert attached.exit_code == 1
     words = "ended without an exit status (killed, or its host was restarted)"
     assert f"{run.name}: {words}" in attached.stderr
-    assert words in command("sessions").stdout
-
-
-def test_a_module_beside_the_program_hides_no_other(waits: Path, tmp_path: Path):
-    (tmp_path / "click.py").write_text("raise SystemExit('the module beside the program')")
-    detach("waits.py")
+    assert words in stoker("sessions").stdout
 
 
 def test_a_run_that_cannot_be_noted_is_stopped(tmp_path: Path):
@@ -182,6 +160,11 @@ def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
     assert stoker("status", "nightly").output.startswith("nightly  running  for ")
     assert "has loaded no session yet" in str(stoker("calls", "nightly").exception)
     assert "detached runs are known by their names: nightly" in str(stoker("attach").exception)
+    assert "there is a run nightly (running); choose another name" in str(
+        stoker("run", "--detach", "--name", "nightly", "waits.py").exception
+    )
+    for name in ("attach", "status", "down"):
+        assert str(stoker(name, "nigtly").exception).endswith("did you mean the run nightly?")
     (tmp_path / "go").touch()
     until(lambda: not run.is_running())
     assert "nightly  exit status 3  ended " in stoker("sessions").output
@@ -208,33 +191,23 @@ def test_what_cannot_be_detached_is_refused(stoker: Stoker, waits: Path, argumen
     assert runs.known_runs() == []
 
 
-def test_detach_behind_the_program_is_noted(tmp_path: Path):
-    (tmp_path / "quick.py").write_text("import sys; print(sys.argv[1:])\n")
-    done = command("run", "quick.py", "--detach")
-    assert done.stdout == "['--detach']\n"
-    assert "to detach it write stoker run --detach quick.py" in done.stderr
+def test_detach_behind_the_program_is_noted(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran: list[tuple[Path, tuple[str, ...]]] = []
+    monkeypatch.setattr(apps, "run_program", lambda *program: ran.append(program))
+    done = stoker.ok("run", "quick.py", "--detach")
+    assert ran == [(Path("quick.py"), ("--detach",))]
+    assert "to detach it write stoker run --detach quick.py" in done.stderr.replace("\n", " ")
 
 
-def test_a_name_is_given_once_and_near_names_are_told(stoker: Stoker, waits: Path):
-    run = detach("--name", "nightly", "waits.py")
-    assert "there is a run nightly (running); choose another name" in str(
-        stoker("run", "--detach", "--name", "nightly", "waits.py").exception
-    )
-    for name in ("attach", "status", "down"):
-        assert str(stoker(name, "nigtly").exception).endswith("did you mean the run nightly?")
-    run.end_file.write_bytes(runs.msgspec.json.encode(RunEnd(0, 1.0)))
-    assert run.state() == "exit status 0"
-
-
-def test_a_program_that_fails_at_once_is_shown(tmp_path: Path):
+def test_a_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
-    done = command("run", "--detach", "fails.py")
-    if done.returncode == 0:  # a busy machine: it took longer than `--detach` waits
-        done = command("attach", "fails-1")
+    done = stoker("run", "--detach", "fails.py")
+    if done.exit_code == 0:  # a busy machine: it took longer than `--detach` waits
+        done = stoker("attach", "fails-1")
         assert done.stdout == "no model here\n"
     else:
-        assert done.stderr == "run fails-1 ended at once: exit status 1\n  no model here\n"
-    assert done.returncode == 1
+        assert str(done.exception) == "run fails-1 ended at once: exit status 1\n  no model here"
+    assert done.exit_code == 1
 
 
 PROGRAM = """
@@ -253,23 +226,17 @@ if __name__ == "__main__":
 """
 
 
-def test_commands_find_the_session_of_a_run(stoker: Stoker, tmp_path: Path):
+def test_a_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp_path: Path):
     (tmp_path / "works.py").write_text(PROGRAM.replace("GO", repr(str(tmp_path / "go"))))
     run = detach("works.py")
     until(lambda: run.session)
     session = run.log.read_text().split()[1]
     assert f"\nsession {session} · up " in stoker("status", run.name).output
     stoker.ok("calls", run.name)
-    (tmp_path / "go").touch()
-    assert command("attach", run.name).stdout == f"began {session}\n[0, 1, 2, 3]\n"
-
-
-def test_a_killed_run_leaves_no_process(tmp_path: Path):
-    (tmp_path / "works.py").write_text(PROGRAM.replace("GO", repr(str(tmp_path / "go"))))
-    run = detach("works.py")
-    until(lambda: run.session)
     os.kill(run.facts.pid, signal.SIGKILL)
     until(lambda: run.end)
+    assert run.state() == "exit status 137 (ended by signal 9)"
+    assert stoker("attach", run.name).exit_code == 137
 
     def left() -> list[str]:
         found = []

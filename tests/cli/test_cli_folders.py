@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from cli.command_line import Stoker
 import stoker as package
 from stoker.errors import SessionError
 from stoker.folders import FOLDER_REMOVED, folders_here, is_working_folder_removed, working_folder
+from stoker.manager.cli.main import main
 from stoker.manager.executor.processes import new_session_id
 
 
@@ -50,54 +50,55 @@ def test_a_state_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.
         new_session_id()
 
 
-def run_in_removed(folder: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "gone"
     folder.mkdir()
-    shell = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), sys.executable, *command]
-    return subprocess.run(
-        shell, capture_output=True, text=True, timeout=100, env={**os.environ, "STOKER_HOME": str(home)}
-    )
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    return folder
 
 
-def stoker(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_in_removed(tmp_path / "gone", tmp_path / "home", "-m", "stoker.manager.cli.entry", *arguments)
-
-
-def test_sessions_are_listed(tmp_path: Path):
-    said = stoker(tmp_path, "sessions")
+def test_a_process_that_starts_in_a_removed_folder_lists_sessions(tmp_path: Path):
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "sessions"]
+    shell = ["sh", "-c", script, str(tmp_path / "gone"), *command]
+    said = subprocess.run(shell, capture_output=True, text=True, timeout=100)
     assert said.returncode == 0, said.stderr
     assert "no session is known here" in said.stdout
 
 
+@pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("command", [["status"], ["replay"], ["calls"], ["logs"], ["explain", "c-1"]])
-def test_a_command_finds_the_sessions_of_the_state_folder(tmp_path: Path, command: list[str]):
-    said = stoker(tmp_path, *command)
-    assert said.returncode == 1
-    assert said.stderr.startswith("no session on this machine; ")
+def test_a_command_finds_the_sessions_of_the_state_folder(stoker: Stoker, command: list[str]):
+    assert str(stoker(*command).exception).startswith("no session on this machine; ")
 
 
+@pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("command", [["up"], ["up", "--dry-run"], ["run", "fact_verification"]])
-def test_a_command_that_needs_the_folder_says_so(tmp_path: Path, command: list[str]):
-    said = stoker(tmp_path, *command)
-    assert said.returncode in (1, 2)
-    assert "Traceback" not in said.stderr
-    assert "removed" in said.stderr or "cannot be made: No such file or directory" in said.stderr
+def test_a_command_that_needs_the_folder_says_so(capsys: pytest.CaptureFixture[str], command: list[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code in (1, 2)
+    said = capsys.readouterr().err
+    assert "removed" in said or "cannot be made: No such file or directory" in said
 
 
-@pytest.mark.parametrize("options", ["", "run_dir='{runs}'", "run_dir='{runs}', working_dir='{runs}'"])
-def test_a_program_is_refused_with_what_to_do(tmp_path: Path, options: str):
-    program = f"import stoker\nstoker.load({options.format(runs=tmp_path)})"
-    said = run_in_removed(tmp_path / "gone", tmp_path / "home", "-c", program)
-    assert said.returncode == 1
-    assert said.stderr.splitlines()[-1] == f"stoker.errors.SessionError: {FOLDER_REMOVED}"
+@pytest.mark.usefixtures("removed")
+@pytest.mark.parametrize("given", [[], ["run_dir"], ["run_dir", "working_dir"]], ids=" ".join)
+def test_a_program_is_refused_with_what_to_do(tmp_path: Path, given: list[str]):
+    with pytest.raises(SessionError) as caught:
+        package.load(**dict.fromkeys(given, str(tmp_path)))  # type: ignore[arg-type]
+    assert str(caught.value) == FOLDER_REMOVED
 
 
-def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    assert folders_here() == (str(working_folder()),) == (str(folder),)
-    folder.rmdir()
+def test_no_places_are_searched_where_the_folder_is_removed(removed: Path):
     assert is_working_folder_removed()
     assert folders_here() == ()
     with pytest.raises(SessionError, match="has been removed; change to another one"):
         working_folder()
+
+
+def test_the_working_folder_is_searched(tmp_path: Path):
+    assert folders_here() == (str(working_folder()),) == (str(tmp_path),)

@@ -30,7 +30,8 @@ from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Print
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
-def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> None:
+def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
+    """Run the call c-7, and return its library and the client's number."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(
@@ -43,10 +44,14 @@ def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> 
     pilot.hear(to_pilot.RunCalls)
     pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01, None, printed)]))
     client.hear(to_client.Results)
+    return start.library, number
 
 
-def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer):
-    run_a_call(client, pilot)
+def test_a_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
+    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log.parent.mkdir()
+    log.write_bytes("before\nmäßig\nafter\n".encode())
+    run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
     result = stoker.ok("status")
     assert result.output.startswith("session test · up ")
     assert "1 call done, 0 running, 0 queued" in result.output
@@ -56,6 +61,18 @@ def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer):
     assert (told["over"], told["policy"]) == ("", "default")
     assert told["status"]["done"] == 1
     assert [pilot["pilot"] for pilot in told["status"]["pilots"]] == ["n014-ab12"]
+    assert stoker.ok("explain", "n014-ab12").output.startswith("n014-ab12  here")
+    about_call = stoker.ok("explain", "c-7")
+    assert about_call.output.startswith("call c-7  verify  wants no context")
+    assert "submitted" in about_call.output
+    told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
+    assert told["story"]["found"] is True
+    assert "did you mean n014-ab12?" in str(stoker("explain", "n014-ab21").exception)
+    assert isinstance(stoker("explain", "c-99").exception, SessionError)
+    assert stoker.ok("logs", "c-7").stdout == "mäßig\n"
+    assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
+    with Observer(folder) as observer:
+        assert observer.status().refused == {}, "questions change nothing"
 
 
 def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
@@ -108,26 +125,6 @@ def test_a_call_of_another_session_is_found_and_its_session_named(
         own.close()
 
 
-def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker):
-    client.hear(to_client.ClientWelcome)
-    for _ in range(3):
-        stoker.ok("status")
-    with Observer(manager.folder) as observer:
-        assert observer.status().refused == {}
-    assert manager.process.poll() is None
-
-
-def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer):
-    run_a_call(client, pilot)
-    about_pilot = stoker.ok("explain", "n014-ab12")
-    assert about_pilot.output.startswith("n014-ab12  here")
-    about_call = stoker.ok("explain", "c-7")
-    assert about_call.output.startswith("call c-7  verify  wants no context")
-    assert "submitted" in about_call.output
-    told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
-    assert told["story"]["found"] is True
-
-
 def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
     client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
@@ -144,22 +141,18 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     stoker.ok("explain", told["calls"]["calls"][0]["call"], "test")
 
 
-def test_calls_of_a_session_that_is_over_come_from_its_journal(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer
-):
-    number = client.hear(to_client.ClientWelcome).number
-    client.send(
-        say.DefineRecipe(BARE),
-        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
-        say.Submit("f1", "bare", [CallSpec(number << 40, b"arguments")]),  # type: ignore[arg-type]
-    )
-    start = pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(start.library, 0.1, 0.2))
+def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
+    library, number = run_a_call(client, pilot)
+    client.send(say.Submit("f1", "bare", [CallSpec(number << 40, b"arguments")]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(start.library, [CallEnd(number << 40, False, b"exception", 0.01)]))
+    pilot.send(say.CallsEnded(library, [CallEnd(number << 40, False, b"exception", 0.01)]))
     client.hear(to_client.Results)
     client.send(say.EndSession("done"))
     manager.ended()
+    result = stoker.ok("status")
+    assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
+    assert "1 call done" in result.output
+    assert "call c-7  verify" in stoker.ok("explain", "c-7").output
     shown = stoker("calls").output
     assert shown.startswith("session test ended at")
     assert "1 x  verify  an exception" in shown
@@ -192,35 +185,6 @@ def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
     assert f"its library's log is {log}" in stoker("explain", "c-7").output
 
 
-def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, pilot: Peer):
-    pilot.hear(to_pilot.PilotWelcome)
-    result = stoker("explain", "n014-ab21")
-    assert isinstance(result.exception, SessionError)
-    assert "did you mean n014-ab12?" in str(result.exception)
-    assert isinstance(stoker("explain", "c-99").exception, SessionError)
-
-
-def test_logs_of_a_call_are_exactly_what_it_printed(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
-    log = folder.pilot("n014-ab12") / "lib-1.log"
-    log.parent.mkdir()
-    log.write_bytes("before\nmäßig\nafter\n".encode())
-    run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
-    result = stoker.ok("logs", "c-7")
-    assert result.stdout == "mäßig\n"
-    assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
-
-
-def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
-    run_a_call(client, pilot)
-    client.send(say.EndSession("done"))
-    manager.ended()
-    result = stoker.ok("status")
-    assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
-    assert "1 call done" in result.output
-    about_call = stoker.ok("explain", "c-7")
-    assert "call c-7  verify" in about_call.output
-
-
 def test_an_ended_session_is_found_from_its_start_folder(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -242,15 +206,11 @@ def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, clien
     assert "session test ended at" in stoker("status").output
 
 
-def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFolder):
+def test_an_ended_session_without_a_journal_that_can_be_read(stoker: Stoker, folder: SessionFolder):
     folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
-    result = stoker("status")
-    assert isinstance(result.exception, SessionError)
-    assert "left no journal" in str(result.exception)
-
-
-def test_a_journal_that_nobody_can_read_is_one_line(stoker: Stoker, folder: SessionFolder):
-    folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+    with pytest.raises(SessionEndedError, match="session gone ended at"):
+        Observer(folder)
+    assert "left no journal" in str(stoker("status").exception)
     folder.journal.write_bytes(os.urandom(4096))
     for command in (["status"], ["explain", "c-1"]):
         result = stoker(*command)
@@ -279,24 +239,18 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
     assert f"end it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
 
 
-def test_a_neighbours_key_gets_no_answer(manager: Manager):
-    manager.folder.write_key("client", key_pair())
-    with pytest.raises(SessionError, match="does not answer"):
-        Observer(manager.folder, timeout_s=0.3).__enter__()
-
-
-def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manager):
-    file = manager.folder.read()
-    manager.folder.write(msgspec.structs.replace(file, session="other"))
-    with pytest.raises(SessionError, match="this is session test"):
-        Observer(manager.folder).__enter__()
-
-
-def test_what_to_do_about_a_manager_of_another_version(
+def test_who_is_not_of_the_session_is_refused_with_the_reason(
     stoker: Stoker, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ):
-    folder = manager.folder
-    folder.write(msgspec.structs.replace(folder.read(), protocol=wire.VERSION - 1))
+    folder, file, key = manager.folder, manager.folder.read(), manager.folder.read_key("client")
+    folder.write_key("client", key_pair())
+    with pytest.raises(SessionError, match="does not answer"):
+        Observer(folder, timeout_s=0.3).__enter__()
+    folder.write_key("client", key)
+    folder.write(msgspec.structs.replace(file, session="other"))
+    with pytest.raises(SessionError, match="this is session test"):
+        Observer(folder).__enter__()
+    folder.write(msgspec.structs.replace(file, protocol=wire.VERSION - 1))
     monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # this command's hello
     refused = stoker("down", str(folder.path))
     assert isinstance(refused.exception, SessionError)
@@ -309,19 +263,12 @@ def test_nobody_listens_there(address: str):
     assert not interfaces.is_listening(address)
 
 
-def test_an_ended_session_is_told_apart(folder: SessionFolder):
-    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
-    with pytest.raises(SessionEndedError, match="session test ended at"):
-        Observer(folder)
-
-
-def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path):
+def test_logs_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Manager):
     listed = stoker("logs")
     assert "manager  " in listed.output
     assert str(manager.folder.manager_log) in listed.output
     assert "listens on" in stoker("logs", "manager").output
-    missing = stoker("logs", "managr")
-    assert "did you mean manager?" in str(missing.exception)
+    assert "did you mean manager?" in str(stoker("logs", "managr").exception)
     assert stoker("logs", "-f").exit_code == 2
     of_call = stoker("logs", "c-1", "-f")
     assert of_call.exit_code == 2, of_call.output
@@ -330,12 +277,14 @@ def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path
     grown.parent.mkdir()
     grown.write_text("one\n")
     command = [sys.executable, "-m", "stoker.manager.cli.main", "logs", "n1", "-f"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ.copy()) as following:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
         assert following.stdout.readline() == b"one\n"
         with grown.open("a") as file:
             file.write("two\n")
         assert following.stdout.readline() == b"two\n"
-        following.kill()
+        following.send_signal(signal.SIGINT)
+        assert b"".join(following.communicate(timeout=PATIENCE_S)).strip() == b""
+    assert following.returncode == 130
 
 
 def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manager):
@@ -407,13 +356,3 @@ def test_a_closed_pipe_ends_quietly(manager: Manager):
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=PATIENCE_S)
     assert done.stdout == b"line\n"
     assert done.stderr == b""
-
-
-def test_ctrl_c_ends_a_watch_without_a_trace(manager: Manager):
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "status", "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()) as watching:
-        watching.stdout.readline()
-        watching.send_signal(2)
-        _, said = watching.communicate(timeout=PATIENCE_S)
-    assert watching.returncode == 130
-    assert said.strip() == b""

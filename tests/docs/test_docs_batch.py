@@ -23,7 +23,7 @@ PAGE = "docs/batch.md"
 NOT_RUN = {
     "stoker batch": "loads the demo's model; tests/apps/test_apps_batch_requests.py checks the example's lines",
     "stoker batch requests.jsonl --model models/small --session rwcz": "needs a session that is up;"
-    " tests/apps/test_apps_batch_end_to_end.py joins one",
+    " tests/apps/test_apps_end_to_end.py joins one",
 }
 LIMIT_S = 150
 
