@@ -34,7 +34,7 @@ from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site, load_sites, write_sites
 from stoker.contexts.folders import program_folder
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import prepare
@@ -42,6 +42,7 @@ from stoker.manager.executor import blocks, detached, engines
 from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
+from stoker.manager.executor.kernel import task_being_launched
 from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments, travels_with
@@ -326,6 +327,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             prepared.bring_along(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
+        task = task_being_launched()
+        if task is not None and task["resource_specification"] is CANCELLED:  # while its arguments were packed
+            if isinstance(payload, ObjectRef):
+                link.large.drop(payload)
+            future.cancel()
+            return future
         future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
         return future
 

@@ -93,16 +93,16 @@ class SlowToPack:
         return str, (self.text,)
 
 
-def test_a_call_cancelled_while_packed_is_stopped(session, tmp_path):
-    """It may begin: its cancellation follows its submission."""
-    argument = SlowToPack(str(tmp_path / "begun"))
-    future = nap(600, argument, after=nap(0))  # a future among its arguments: they are packed when it is submitted
+def test_a_call_cancelled_while_packed_never_begins(session, tmp_path):
+    begun = tmp_path / "begun"
+    future = nap(600, SlowToPack(str(begun)), after=nap(0))  # with a future: its arguments are packed late
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
     go_on.set()
-    until(lambda: future.task_record["exec_fu"] is not None, why="it is submitted")
-    until(lambda: not session.executor.link.waiting, why="no call is open")
-    until(lambda: left(session) == 0, why="nothing runs")
+    until(lambda: future.task_record["exec_fu"] is not None, why="the kernel has its future")
+    assert future.task_record["exec_fu"].call is None, "it was not submitted"
+    assert nap(0.0).result(PATIENCE_S) == 0.0
+    assert not begun.exists()
 
 
 def test_a_call_that_has_ended_cannot_be_cancelled(session):
