@@ -7,7 +7,6 @@ and passes the ends to the stream. The file is synced every few seconds. An item
 from __future__ import annotations
 
 import os
-import platform
 import queue
 import threading
 import time
@@ -19,7 +18,7 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.kept_file import KeptFile, KeptHeader, Record, open_kept
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, open_kept, record
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_window import MapInbox, size_of
 from stoker.manager.executor.packing import logger
@@ -103,7 +102,7 @@ class KeepingInbox(MapInbox):
             if self.error is None:
                 pairs = zip(keys, ends, strict=True)
                 # The file of a large result stays for the program.
-                self.file.append(Record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
+                self.file.append(record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
         except OSError as error:  # the file of a large result
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
         except StokerError as error:
@@ -118,17 +117,8 @@ class KeepingInbox(MapInbox):
 class Keeping:
     """The results that a map keeps, as its stream sees them. Raises ConfigError if the file is of another map."""
 
-    def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
-        content = calls.content()
-        header = KeptHeader(
-            function=calls.name,
-            code=content.code,
-            arguments=content.arguments,
-            context=content.context,
-            context_key=content.context_key,
-            batch_size=batch_size,
-            python=".".join(platform.python_version_tuple()[:2]),
-        )
+    def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
+        header = calls.header()
         self.file = open_kept(path)
         try:
             begin_or_continue(self.file, header, reuse=reuse)

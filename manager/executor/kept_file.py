@@ -74,28 +74,24 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-class Record:
-    def __init__(self, key: str, item: int, data: Any) -> None:
-        self.key = key
-        self._item = item
-        self._data = data
+def record(key: str, item: int, data: Any) -> Iterator[bytes]:
+    """Yield the line of a result in parts: base64 of a large one takes no memory."""
+    text = _as_json(data)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())
+    digest.update(head)
+    for part in _pickle_parts(data) if text is None else (text,):
+        digest.update(part)
+        yield part
+    yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
 
-    def pieces(self) -> Iterator[bytes]:
-        text = _as_json(self._data)
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        kind = "pickle" if text is None else "result"
-        if text is None:
-            view = memoryview(self._data)
-            starts = range(0, len(view), CHUNK_BYTES)
-            chunks = (base64.b64encode(view[start : start + CHUNK_BYTES]) for start in starts)
-            parts = itertools.chain((b'"',), chunks, (b'"',))
-        else:
-            parts = itertools.chain((text,))
-        head = f'{{"key":"{self.key}","item":{self._item},"{kind}":'.encode()
-        for part in itertools.chain((head,), parts):
-            digest.update(part)
-            yield part
-        yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
+
+def _pickle_parts(data: Any) -> Iterator[bytes]:
+    yield b'"'
+    view = memoryview(data)
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield base64.b64encode(view[start : start + CHUNK_BYTES])
+    yield b'"'
 
 
 # ---- reading lines
@@ -261,9 +257,9 @@ class KeptFile:
         self._append([header.line()], added=0)
         self.header = header
 
-    def append(self, records: Iterable[Record]) -> None:
+    def append(self, records: Iterable[Iterator[bytes]]) -> None:
         kept = list(records)
-        self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
+        self._append(itertools.chain.from_iterable(kept), added=len(kept))
 
     def _append(self, pieces: Iterable[bytes], *, added: int) -> None:
         at, held, size = self._end, [], 0

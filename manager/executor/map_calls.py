@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from parsl.app.python import PythonApp
@@ -17,10 +17,12 @@ from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, RecipeError
 from stoker.manager.executor.apps import StokerApp, labels_of
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
+from stoker.manager.executor.kept_file import KeptHeader
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import name_of, pack_arguments, travels_with
 from stoker.protocol.calls import Payload
+from stoker.protocol.session import PYTHON
 
 _PLAIN = Wants()
 
@@ -61,16 +63,6 @@ def executor_of(
     if not here:
         check_labels(kernel, labels, name=f"{asked}: {name}")
     return ours[here[0]]
-
-
-class MapContent(NamedTuple):
-    """The facts that the results of a map depend on, in addition to its items: digests of code and of arguments given
-    ahead, and the context."""
-
-    code: str
-    arguments: str
-    context: str
-    context_key: str
 
 
 class MapCalls:
@@ -121,7 +113,8 @@ class MapCalls:
             self._renew_submission()
         return packed
 
-    def content(self) -> MapContent:
+    def header(self) -> KeptHeader:
+        """Return the facts that the results of the map depend on, in addition to its items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -130,7 +123,15 @@ class MapCalls:
         recipes = (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
         keys = dict.fromkeys(recipe.key for recipe in recipes)
         code = self._prepared.content(self._function, self._submission.function)
-        return MapContent(code, arguments, wants.recipe.name, " ".join(keys))
+        return KeptHeader(
+            function=self.name,
+            code=code,
+            arguments=arguments,
+            context=wants.recipe.name,
+            context_key=" ".join(keys),
+            batch_size=self._batch_size,
+            python=PYTHON,
+        )
 
     def submission(self) -> Submission:
         """Return the submission of calls that are sent now. Their deadline counts from now, not from the first call."""

@@ -109,7 +109,7 @@ def map(
     executor = executor_of(kernel, function, name)
     inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
     calls = MapCalls(executor, function, batch_size=size)
-    keeping = None if path is None else Keeping(path, calls, batch_size=size, reuse=reuse)
+    keeping = None if path is None else Keeping(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
     if progress is True:
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)

@@ -338,9 +338,11 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
             raise StopAsyncIteration from None
         return self._opened(*found)
 
-    def take_arrived(self, *, most: int) -> list[Any]:
-        """Return at most `most` pieces that have come; empty if none has. Never waits and raises nothing: the error of
-        a piece that cannot be read comes with the next one."""
+    def take_arrived(self, most: int = 64) -> list[Any]:
+        """Return at most `most` pieces that have come already, for a program that handles them together.
+
+        Never waits and raises nothing: an error comes with the next piece of the loop.
+        """
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

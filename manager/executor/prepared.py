@@ -6,6 +6,7 @@ values that the protocol cannot carry are refused here, where the call is made.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 import weakref
@@ -120,15 +121,10 @@ class AppWants(dict[str, Any]):
         self.inbox = inbox
         self.content = content
 
-    def again(self, *, due_at: float | None = None, inbox: PieceInbox | None = None) -> AppWants:
-        return AppWants(
-            self.wants,
-            due_at=self.due_at if due_at is None else due_at,
-            function=self.function,
-            made_of=self.made_of,
-            inbox=self.inbox if inbox is None else inbox,
-            content=self.content,
-        )
+    def again(self, **changes: Any) -> AppWants:
+        copied = copy.copy(self)
+        vars(copied).update(changes)
+        return copied
 
 
 class TriedWants(dict[str, Any]):

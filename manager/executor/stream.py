@@ -5,7 +5,7 @@ program that leaves its loop drops it, which cancels the call.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from parsl.executors.errors import BadStateException
@@ -76,47 +76,28 @@ class StreamEnd:
         """Ignore reports of the call."""
 
 
-class PieceStream(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of one call, for `for` and `async for`."""
+class PieceStream(PieceReader):
+    """The pieces of one call, for `for` and `async for`.
+
+    Attributes:
+        taken: Pieces that the program has taken.
+    """
 
     def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
-        self._link = link
-        self._id = call
-        self._name = name
-        self._inbox = end.inbox
         session = link.session.session
-        self._reader = PieceReader(
+        super().__init__(
             end.inbox,
             link.acknowledge,
             at_end=lambda: outcome(end.failed, session=session) if end.failed is not None else None,
         )
+        self._link = link
+        self._name = name
+        self._id = call
 
     @property
     def call(self) -> str:
         """The call's id, for example `c-12`, for `stoker explain`."""
         return show_call(self._id)
-
-    @property
-    def taken(self) -> int:
-        """Pieces that the program has taken."""
-        return self._reader.taken
-
-    def __iter__(self) -> PieceStream:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._reader)
-
-    def __aiter__(self) -> PieceStream:
-        return self
-
-    async def __anext__(self) -> Any:
-        return await anext(self._reader)
-
-    def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return at most `most` pieces that have come already, for a program that handles them together. Never waits;
-        the call's error comes in the loop, behind them."""
-        return self._reader.take_arrived(most=most)
 
     def close(self) -> None:
         """Cancel the call if it has not ended: its function ends at its next piece."""
@@ -130,7 +111,7 @@ class PieceStream(Iterator[Any], AsyncIterator[Any]):
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_reader") and not _ending():
+        if hasattr(self, "_id") and not _ending():
             self.close()
 
     def __repr__(self) -> str:

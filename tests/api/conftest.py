@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "program.py").write_text(text)
+        (tmp_path / "program.py").write_text(textwrap.dedent(text))
         command = [sys.executable, "program.py", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 

@@ -22,7 +22,7 @@ import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, SerializationError, StokerError
-from stoker.manager.executor.kept_file import KeptHeader, Record, open_kept
+from stoker.manager.executor.kept_file import KeptHeader, open_kept, record
 from stoker.manager.executor.progress import MapProgress
 
 LOAD = {"progress": False}
@@ -297,7 +297,7 @@ def written(path, results, *, start=0):
     file = open_kept(path)
     if file.header is None:
         file.begin(HEADER)
-    file.append([Record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
+    file.append([record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
     file.close()
 
 
@@ -336,7 +336,7 @@ def test_a_torn_line_is_cut_off(kept, torn):
     file = open_kept(kept)
     assert file.find(key(0)) is not None
     assert file.find(key(1)) is None
-    file.append([Record(key(1), 1, payloads.dumps("y" * 200))])
+    file.append([record(key(1), 1, payloads.dumps("y" * 200))])
     file.close()
     assert kept.read_bytes() == whole
 
@@ -421,7 +421,7 @@ def test_a_result_of_a_class_that_is_gone_says_so(kept, tmp_path, monkeypatch):
     shapes_that_go = importlib.import_module("shapes_that_go")
     file = open_kept(kept)
     file.begin(HEADER)
-    file.append([Record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
+    file.append([record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
     file.close()
     (tmp_path / "shapes_that_go.py").unlink()
     monkeypatch.delitem(sys.modules, "shapes_that_go")
