@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -52,14 +53,19 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield session
 
 
-@pytest.fixture
-def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "program.py").write_text(textwrap.dedent(text))
-        command = [sys.executable, "program.py", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="session")
+def run_program_in() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(folder: Path, text: str, *, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        (folder / "program.py").write_text(textwrap.dedent(text))
+        words = [sys.executable, *command, "program.py"]
+        return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
 
     return run
+
+
+@pytest.fixture
+def run_program(tmp_path: Path, run_program_in: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return functools.partial(run_program_in, tmp_path)
 
 
 @pytest.fixture(name="until")
