@@ -182,9 +182,7 @@ def test_programs_in_two_folders_share_a_session_and_no_files(session: Any, here
         (here / name).mkdir()
         (here / name / "model.txt").write_text(f"model {name}")
     command = [sys.executable, str(here / "program.py"), str(session.folder)]
-    programs = {
-        name: subprocess.Popen(command, cwd=here / name, stdout=subprocess.PIPE, text=True) for name in "ab"
-    }
+    programs = {name: subprocess.Popen(command, cwd=here / name, stdout=subprocess.PIPE, text=True) for name in "ab"}
     said = {name: program.communicate(timeout=120)[0] for name, program in programs.items()}
     for name in "ab":
         assert eval(said[name]) == {(f"model {name}", str(here / name)), str(here / name)}
