@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
+import time
 
 import msgspec
 import pytest
+from parsl.providers import LocalProvider
 from polling import PATIENCE_S
 from rich.console import Console
 
+import stoker
+from stoker import StokerExecutor
 from stoker.manager.executor import progress
 from stoker.manager.executor.progress import AGAIN_S, FIRST_S, WaitNotices
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
@@ -221,30 +226,35 @@ from stoker.manager.executor import progress
 
 progress.FIRST_S = progress.CHECK_S = 0.2
 provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
-with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progress=sys.argv[2] == "on"):
+with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none"):
     stoker.app()(abs)(-1)
     sys.stdin.readline()
     time.sleep(1.5)
 """
 
 
-@pytest.mark.parametrize("switch", ["on", "off"])
-def test_program_without_pilots_says_why_unless_told_not_to(tmp_path, switch) -> None:
-    command, wanted = [sys.executable, "-c", PROGRAM, str(tmp_path), switch], "no pilot has joined yet (no block was"
+def test_program_without_pilots_says_why(tmp_path) -> None:
+    command, wanted = [sys.executable, "-c", PROGRAM, str(tmp_path)], "no pilot has joined yet (no block was"
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stderr is not None
-    said = []
-    for line in program.stderr if switch == "on" else ():
-        said.append(line)
-        if wanted in line:
-            break
-    said += program.communicate("go on\n", timeout=PATIENCE_S)[1].splitlines()
-    assert program.returncode == 0, said
-    lines = [line for line in said if wanted in line]
-    assert len(lines) == (switch == "on")
-    if lines:
-        assert lines[0].startswith("stoker: ")
-        assert "stoker status" in lines[0]
+    line = next(line for line in program.stderr if wanted in line)
+    assert line.startswith("stoker: ")
+    assert "stoker status" in line
+    assert wanted not in program.communicate("go on\n", timeout=PATIENCE_S)[1], "it is said once"
+    assert program.returncode == 0
+
+
+def test_program_says_nothing_of_its_wait_if_it_is_told_not_to(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.1)
+    asked, ask = threading.Event(), StokerExecutor.ask_status
+    monkeypatch.setattr(StokerExecutor, "ask_status", lambda executor, *limit: (asked.set(), ask(executor, *limit))[1])
+    provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
+    with stoker.load(provider=provider, run_dir=tmp_path, strategy="none", progress=False):
+        asked.clear()
+        stoker.app()(abs)(-1)
+        assert asked.wait(PATIENCE_S), "the notices look"
+        time.sleep(0.3)
+    assert "no pilot has joined" not in caplog.text
 
 
 def test_reasons_that_take_turns_are_each_said_once_a_minute() -> None:

@@ -178,7 +178,11 @@ if __name__ == "__main__":
                 print(part.__name__, line)
 """
 SAID = {
-    "trained": [(0, True, 0.0, (0, [0], [0]), 1), (1, True, 1.0, (1, [1], [0, 1]), 2), (2, True, 2.0, (2, [2], [0, 1, 2]), 4)],
+    "trained": [
+        (0, True, 0.0, (0, [0], [0]), 1),
+        (1, True, 1.0, (1, [1], [0, 1]), 2),
+        (2, True, 2.0, (2, [2], [0, 1, 2]), 4),
+    ],
     "burst": [((rate, rate, rate), rate, (rate, rate, rate), (rate, rate)) for rate in range(3)],
     "classes": [(True, 0.5, 0.5, True, 2)],
     "memoized": [(True, 20, 2, 3)],
