@@ -209,25 +209,21 @@ def test_the_tables_have_every_option(table: dict[str, list[Any]], real: set[str
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("function", "option", "error", "said"),
     [
-        ("retries", r"@stoker.app has no option retries; Parsl tries calls again: stoker.load\(retries=2\)"),
-        ("priorty", "@stoker.app has no option priorty; did you mean priority"),
-        ("qqq", "@stoker.app has no option qqq; it takes context, batch_size"),
+        (stoker.app, "retries", ConfigError, r"@stoker.app has no option retries; .*: stoker.load\(retries=2\)"),
+        (stoker.app, "priorty", ConfigError, "@stoker.app has no option priorty; did you mean priority"),
+        (stoker.app, "qqq", ConfigError, "@stoker.app has no option qqq; it takes context, batch_size"),
+        (stoker.load, "retrys", ConfigError, r"stoker\.load has no option retrys; did you mean retries"),
+        (stoker.load, "qqq", ConfigError, r"stoker\.load has no option qqq; it takes its own options and Parsl.s"),
+        (stoker.context, "memry", RecipeError, "@context has no option 'memry'; did you mean memory"),
     ],
 )
-def test_an_option_that_app_does_not_have(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        stoker.app(**{option: 1})
-
-
-def test_an_option_that_load_and_context_do_not_have() -> None:
-    with pytest.raises(ConfigError, match=r"stoker\.load has no option retrys; did you mean retries"):
-        stoker.load(retrys=1)
-    with pytest.raises(ConfigError, match=r"stoker\.load has no option qqq; it takes its own options and Parsl.s"):
-        stoker.load(qqq=1)
-    with pytest.raises(RecipeError, match="@context has no option 'memry'; did you mean memory"):
-        stoker.context(memry="4 GB")
+def test_an_unknown_option_is_refused(
+    function: Callable[..., Any], option: str, error: type[StokerError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        function(**{option: 1})
 
 
 def test_an_empty_session_says_that_a_variable_may_not_be_set() -> None:
@@ -307,9 +303,8 @@ def test_what_has_no_signature_is_no_app(function: Any) -> None:
 
 
 def test_an_app_is_called_what_its_function_is() -> None:
-    assert repr(stoker.app(functools.partial(echo, 1))) == "<app echo: no context>"
-    assert stoker.app(functools.partial(echo, 1)).__name__ == "echo"
-    assert repr(stoker.app(len)) == "<app len: no context>"
+    for app, name in ((stoker.app(functools.partial(echo, 1)), "echo"), (stoker.app(len), "len")):
+        assert (repr(app), app.__name__) == (f"<app {name}: no context>", name)
 
 
 def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:

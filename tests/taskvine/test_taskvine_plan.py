@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -188,10 +187,8 @@ def test_a_dry_run_shows_the_pool_and_what_starts_its_workers():
     assert words[-2:] == ["127.0.0.1", "30000"]
 
 
+@pytest.mark.usefixtures("no_taskvine")
 def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tmp_path):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.options import read_wants
 from stoker.manager.taskvine import refusals
-from stoker.pilot.taskvine import factory
 from stoker.site import Engine, Site
 
 
@@ -96,22 +94,10 @@ def test_priority_memory_and_a_timeout_are_honoured():
     engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
-def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.usefixtures("no_taskvine")
+def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=r"ndcctools\.taskvine.*conda install -c conda-forge ndcctools"):
         engines.check([Site(engine=Engine.TASKVINE)], provider=None)
-    assert "conda install -c conda-forge ndcctools" in str(caught.value)
-    assert "ndcctools.taskvine" in str(caught.value)
-    with pytest.raises(ConfigError, match="conda-forge"):
-        factory.find_programs()
-
-
-def test_a_session_that_stays_is_not_made_without_taskvine(monkeypatch, tmp_path):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "pool.toml").write_text('engine = "taskvine"')
     sites = detached.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
