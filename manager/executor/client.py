@@ -116,7 +116,6 @@ class Link:
         return key in self._out.defined
 
     def why_silent(self) -> str:
-        """Return why a connected manager may not answer; else ""."""
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(

@@ -229,7 +229,7 @@ class KeptFile:
         self._end = 0
 
     def read(self) -> None:
-        """Read the header and the keys, and cut off a torn line at the end. Raises ConfigError for any other file."""
+        """Read the index, and cut off a torn line at the end. Raises ConfigError for any other file."""
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
@@ -240,10 +240,8 @@ class KeptFile:
         self._index.sort()
         self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
         if self.header is None and len(self._index):
-            raise ConfigError(
-                f"keep: {self.path}: its first line is damaged, so nothing tells whose results it has; name a new file",
-                key="keep",
-                file=str(self.path),
+            raise refused(
+                self.path, "its first line is damaged, so nothing tells whose results it has; name a new file"
             )
         if self.header is not None and self.header.format > FORMAT:
             raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
@@ -314,19 +312,15 @@ class KeptFile:
 
 
 def open_kept(path: Path) -> KeptFile:
-    """Open and lock the file of kept results at `path`; make it if it is missing. Raises ConfigError."""
+    """Open and lock a file of kept results; make it if it is missing. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise ConfigError(f"keep: {path}: cannot be opened: {error.strerror}", key="keep", file=str(path)) from None
+        raise refused(path, f"cannot be opened: {error.strerror}") from None
     if not locks.take(descriptor):
         os.close(descriptor)
         holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-        raise ConfigError(
-            f"keep: {path}: {holders} keeps its results there just now; wait for it, or name another file",
-            key="keep",
-            file=str(path),
-        )
+        raise refused(path, f"{holders} keeps its results there just now; wait for it, or name another file")
     file = KeptFile(path, descriptor)
     try:
         file.read()
@@ -392,6 +386,10 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"stoker.kept: {path!r:.80} is not the path of a file")
     return KeptResults(path)
+
+
+def refused(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"keep: {path}: {why}", key="keep", file=str(path))
 
 
 def not_kept(path: Path) -> ConfigError:

@@ -28,7 +28,7 @@ _PLAIN = Wants()
 
 
 def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """Return the app that `map` was given, also one with arguments given ahead; None for a plain function."""
+    """Return the app in `function`, also one with arguments given ahead; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
@@ -134,7 +134,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission of calls that are sent now. Their deadline counts from now, not from the first call."""
+        """Return the submission of calls that are sent now, from when their deadline counts."""
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

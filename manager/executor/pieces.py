@@ -66,7 +66,7 @@ class PieceInbox:
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call: the first one, or one that tries again another's work."""
+        """Expect the pieces of this call. It may try again another's work."""
         with self._changed:
             self.call = call
 
@@ -137,7 +137,7 @@ class PieceInbox:
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream: readers get the pieces that are here, then this error."""
+        """End the stream; readers first get the pieces that are here."""
         with self._changed:
             if end is not None and end.ok:
                 try:

@@ -121,7 +121,7 @@ def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:
-    """Return a session's plan for a site. Raises SessionError."""
+    """Raises SessionError."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -183,7 +183,7 @@ class VineWorker(msgspec.Struct, frozen=True):
 
 
 class VineManager:
-    """A running TaskVine manager. `password`: the file that workers prove themselves with."""
+    """`password`: the file that workers prove themselves with."""
 
     def __init__(self, vine: Any, plan: VinePlan, *, folder: Path, password: Path) -> None:
         self._vine = vine

@@ -109,7 +109,7 @@ class PoolLoop:
         return heard
 
     def _is_full(self) -> bool:
-        """True if TaskVine can start no more calls, so that only an end is worth waiting for."""
+        """True if TaskVine can start no more calls."""
         return self._usable > 0 and self._engine.open >= self._usable and not self._pool.state.leaving
 
     def _wait(self, *, busy: bool) -> None:
