@@ -583,22 +583,6 @@ def test_memoization_knows_the_context(session, tmp_path):
     assert other().result(60).startswith("b ")
 
 
-def test_what_cannot_travel_is_an_error_that_names_it(session):
-    @stoker.app()
-    def lock():
-        return threading.Lock()
-
-    @stoker.app()
-    def take(value):
-        return value
-
-    with pytest.raises(errors.SerializationError, match="lock"):
-        lock().result(60)
-    with pytest.raises(errors.SerializationError, match="take"):
-        take(threading.Lock()).result(60)
-    assert take(1).result(60) == 1
-
-
 def test_a_large_argument_and_result(session, until):
     @stoker.app()
     def double(array):
@@ -618,43 +602,6 @@ def test_a_call_that_runs_too_long(session):
     with pytest.raises(errors.CallTimeoutError, match="stoker explain") as caught:
         sleep().result(60)
     assert caught.value.call.startswith("c-")
-
-
-def test_a_function_that_exits_kills_its_call_alone(session):
-    @stoker.app()
-    def leave():
-        os._exit(3)
-
-    @stoker.app()
-    def stay(value):
-        return value
-
-    gone, others = leave(), [stay(n) for n in range(20)]
-    assert [future.result(60) for future in others] == list(range(20))
-    with pytest.raises(errors.CallError):
-        gone.result(60)
-
-
-def test_a_context_that_no_device_can_hold_fails_at_once(session):
-    @stoker.app(context=stoker.context(memory="900 TB")(dict)())
-    def never(context):
-        return context
-
-    with pytest.raises(errors.NoDeviceError, match="900"):
-        never().result(30)
-
-
-def test_a_loader_that_raises_says_what_and_where(session):
-    @stoker.context
-    def broken():
-        raise OSError("no such checkpoint")
-
-    @stoker.app(context=broken())
-    def use(model):
-        return model
-
-    with pytest.raises(errors.ContextError, match="no such checkpoint"):
-        use().result(60)
 
 
 def test_a_specification_may_name_the_context(session, tmp_path):

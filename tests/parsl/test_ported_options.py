@@ -151,16 +151,6 @@ def test_files_are_staged_by_the_providers_that_were_named(load, tmp_path, monke
 
 
 @pytest.mark.long
-def test_the_manager_listens_in_the_range_of_ports(load, tmp_path):
-    site = tmp_path / "site.toml"
-    site.write_text('[session]\nports = "23400-23460"\n')
-    executor: StokerExecutor = load(site=str(site))
-    assert nap(0).result(60) == 0
-    port = int(executor.link.folder.read().address.rpartition(":")[2])
-    assert 23400 <= port <= 23460
-
-
-@pytest.mark.long
 def test_a_program_that_clears_parsl_itself_can_load_again(tmp_path):
     stoker.load(run_dir=str(tmp_path))
     parsl.clear()
