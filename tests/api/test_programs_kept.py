@@ -15,6 +15,7 @@ import textwrap
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from polling import PATIENCE_S, polls
 
@@ -221,7 +222,7 @@ def test_the_bar_begins_with_what_is_kept(session, tmp_path, kept, capsys):
 # ---- what is refused
 
 
-def test_a_changed_function_is_refused_unless_reused(session, kept):
+def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
     def made(text):
         return {1: lambda item: item + 1, 2: lambda item: item + 2}[text]
 
@@ -230,14 +231,10 @@ def test_a_changed_function_is_refused_unless_reused(session, kept):
         stoker.map(made(2), [1, 2], keep=kept)
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept, reuse=True)) == [2, 3, 5]
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "it was said once"
-
-
-def test_another_function_or_batch_size_is_refused(session, kept):
-    list(stoker.map(abs, [1], keep=kept))
-    with pytest.raises(ConfigError, match="it has results of abs, and this map calls len; name another file"):
+    with pytest.raises(ConfigError, match=r"it has results of .*, and this map calls len; name another file"):
         stoker.map(len, ["a"], keep=kept, reuse=True)
     with pytest.raises(ConfigError, match=r"single items, and this map has batches of 2; name another file"):
-        stoker.map(abs, [1], keep=kept, batch_size=2)
+        stoker.map(made(2), [1], keep=kept, batch_size=2, reuse=True)
 
 
 def test_a_place_that_can_hold_no_file_is_refused(session):
@@ -294,19 +291,12 @@ def test_values_come_back_as_they_were(kept):
     plain = [json.loads(line) for line in lines(kept)[1:]]
     assert [each["result"] for each in plain if "result" in each] == VALUES[:5]
     assert list(stoker.kept(kept).items) == list(range(len(VALUES)))
-
-
-def test_an_array_of_many_megabytes_comes_back(kept):
-    numpy = pytest.importorskip("numpy")
-    array = numpy.arange(1_000_000, dtype="float64")
-    written(kept, ["first", array, "last"])
-    first, found, last = stoker.kept(kept)
-    assert (first, last) == ("first", "last")
+    array = np.arange(1_000_000, dtype="float64")
+    written(kept, [array, "last"], start=len(VALUES))
+    *_, found, last = stoker.kept(kept)
+    assert last == "last"
     assert (found == array).all()
     found[0] = 5.0
-    file = open_kept(kept)
-    assert len(file) == 3
-    file.close()
 
 
 @pytest.mark.parametrize("torn", [1, 7, 30, 200])
@@ -321,12 +311,6 @@ def test_a_torn_line_is_cut_off(kept, torn):
     file.append([record(key(1), 1, payloads.dumps("y" * 200))])
     file.close()
     assert kept.read_bytes() == whole
-
-
-def test_a_torn_header_is_written_again(kept):
-    kept.write_bytes(HEADER.line()[:12])
-    written(kept, ["x"])
-    assert list(stoker.kept(kept)) == ["x"]
 
 
 def test_a_damaged_record_runs_again(kept):
@@ -344,11 +328,12 @@ def test_a_damaged_record_runs_again(kept):
     assert list(stoker.kept(kept)) == ["again", "z"]
 
 
-def test_a_file_with_a_damaged_header_is_refused(kept):
+def test_a_torn_header_is_written_again_and_a_damaged_one_refused(kept):
+    kept.write_bytes(HEADER.line()[:12])
     written(kept, ["x"])
-    whole = kept.read_bytes()
-    kept.write_bytes(whole.replace(b'"function":', b'"function";', 1))
-    damaged = kept.read_bytes()
+    assert list(stoker.kept(kept)) == ["x"]
+    damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)
+    kept.write_bytes(damaged)
     with pytest.raises(ConfigError, match="its first line is damaged"):
         open_kept(kept)
     assert kept.read_bytes() == damaged
