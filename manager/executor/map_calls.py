@@ -18,6 +18,7 @@ from stoker.errors import ConfigError, RecipeError
 from stoker.manager.executor.apps import StokerApp, labels_of
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.kept_file import KeptHeader
+from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import name_of, pack_arguments, travels_with
@@ -33,36 +34,34 @@ def app_in(function: Callable[..., Any]) -> PythonApp | None:
     return inner if isinstance(inner, PythonApp) else None
 
 
-def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
+def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tuple[DataFlowKernel, StokerExecutor]:
+    """Return Parsl's kernel, and its executor that an app names first, else the first.
+
+    `inside`: what to do instead inside a call. Raises ConfigError for an app with options that do nothing here, and
+    SessionError before a site is loaded.
+    """
     app, name = app_in(function), name_of(function)
-    if app is None:
-        return
-    if app.cache:
+    if app is not None and app.cache:
         raise ConfigError(
             f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
             " for each item, or give an app without it",
             key="cache",
         )
     given = function.keywords if isinstance(function, functools.partial) else {}
-    if given.get("walltime", app.kwargs.get("walltime")) is not None:
+    if app is not None and given.get("walltime", app.kwargs.get("walltime")) is not None:
         raise ConfigError(
             f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
             key="walltime",
         )
-
-
-def executor_of(
-    kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
-) -> StokerExecutor:
-    """Return the loaded executor that an app names first, else the first. Raises ConfigError, SessionError."""
+    kernel = loaded_kernel(f"{asked}({name}, ...)", inside=inside)
     ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
-    labels = labels_of(app_in(function))
+    labels = labels_of(app)
     if labels is None:
-        return next(iter(ours.values()))
+        return kernel, next(iter(ours.values()))
     here = [label for label in labels if label in ours]
     if not here:
         check_labels(kernel, labels, name=f"{asked}: {name}")
-    return ours[here[0]]
+    return kernel, ours[here[0]]
 
 
 class MapCalls:

@@ -13,10 +13,8 @@ from parsl.executors.errors import BadStateException
 from stoker.errors import ConfigError
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls, executor_of, refuse_unheeded
+from stoker.manager.executor.map_calls import MapCalls, executor_for
 from stoker.manager.executor.options import check_truth
-from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, show_call
@@ -44,10 +42,7 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
         raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
-    name = name_of(function)
-    refuse_unheeded(function, "stoker.stream")
-    kernel = loaded_kernel(f"stoker.stream({name}, ...)", inside="loop over the function itself")
-    executor = executor_of(kernel, function, name, asked="stoker.stream")
+    _, executor = executor_for(function, "stoker.stream", inside="loop over the function itself")
     calls = MapCalls(executor, function, streams=True)
     end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
