@@ -128,18 +128,6 @@ async def _wait_for(future):
     return await future
 
 
-def test_apps_and_parsls_apps_run_where_the_program_runs(session):
-    @stoker.app()
-    def own():
-        return os.getcwd()
-
-    @python_app
-    def parsls():
-        return os.getcwd()
-
-    assert own().result(60) == parsls().result(60) == os.getcwd()
-
-
 def test_map_streams_in_order_over_an_endless_input(greet):
     results = stoker.map(greet, itertools.count(), window=50)
     assert list(itertools.islice(results, 300)) == [f"hello {n}!" for n in range(300)]
@@ -219,11 +207,6 @@ def test_an_error_says_which_call_and_which_item_it_was(session):
         with pytest.raises(ZeroDivisionError) as among:
             list(stoker.map(half, [1, 2, 0, 4], ordered=ordered))
         assert among.value.__notes__[1] == "stoker.map: item 2, counted from 0"
-
-
-def test_map_waits_for_items_that_are_futures(greet):
-    assert list(stoker.map(greet, [greet("a"), "b"])) == ["hello hello a!!", "hello b!"]
-    assert list(stoker.map("".join, [greet("a"), "b"], batch_size=2)) == ["hello a!b"]
 
 
 def test_map_in_batches_gives_lists_and_one_result_a_list(session):
@@ -333,7 +316,10 @@ def test_an_item_that_cannot_be_sent_can_be_a_result_too(session):
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_future_that_failed_costs_its_own_item(session, batch_size):
+def test_futures_among_the_items_are_waited_for(greet, batch_size):
+    assert list(stoker.map(str.upper if batch_size is None else "".join, [greet("a"), "b"], batch_size=batch_size)) == (
+        ["HELLO A!", "B"] if batch_size is None else ["hello a!b"]
+    )
     failed, ready = Future(), Future()
     failed.set_exception(OSError("the file is gone"))
     ready.set_result(2)
