@@ -189,7 +189,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
         self._timed: tuple[Any, Callable[..., Any]] | None = None
-        """The function with the last walltime around it."""
         self._last: AppWants | None = None
         self.options = dict(options or {})
 

@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LIMIT_S = 2.0
-PILOT_END_S = 5.0
-"""Seconds that pilots on this machine have to end by themselves."""
+PILOT_END_S = 5.0  # on this machine, to end by themselves
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
 """Seconds without a start, and without a lock, after which a factory will not report its end."""
@@ -189,7 +188,6 @@ class BlockUpkeep:
         self._silent_since: dict[str, float] = {}
         """Blocks whose jobs run although their pilots are lost: their nodes are frozen or unreachable."""
         self._told: dict[str, str] = {}
-        """The last state of each block that was sent to the manager."""
         self._without_key: set[str] = set()
 
     def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:

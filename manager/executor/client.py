@@ -77,7 +77,6 @@ class Link:
         self._taken: deque[to_manager.PiecesTaken] = deque()
         self._may_lack_pieces = False
         self._first_id = 0
-        """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
         self._joined = self.membership.joined
         self._finished = threading.Event()

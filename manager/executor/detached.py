@@ -46,7 +46,6 @@ from stoker.site import Site
 
 
 _MANAGER_STARTS_S = 5.0
-"""Seconds after which a new session's manager has taken its lock."""
 _LISTENS_S = 60.0
 _POLL_S = 0.02
 

@@ -85,7 +85,6 @@ class MapCalls:
         self._wants = wants = wants.streaming(streams)
         self.features = wants.features
         self.context_key = wants.recipe.key
-        """The key of the context that the calls want; of a family the longest one."""
         self.is_family = wants.family is not None
         """True if each call has the context for its own input (`submission_of`)."""
         self._large = executor.link.large

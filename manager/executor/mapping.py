@@ -40,7 +40,6 @@ from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
 PATIENCE_S = 0.02
-"""Packed items of a slow input are sent after this long."""
 
 
 def map(

@@ -47,7 +47,6 @@ class PieceInbox:
         """True if the items are the pieces themselves and no longer their bytes."""
         self._bytes = 0
         self._taken = 0
-        """How many pieces the program has taken."""
         self._digests: array[int] = array("Q")
         """Of taken pieces, while another run may repeat them; empty with `may_differ`."""
         self._next: dict[int, int] = {}
@@ -56,12 +55,10 @@ class PieceInbox:
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
         self._owes = False
-        """True if the call waits for an acknowledgement."""
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._waiters: list[asyncio.Future[None]] = []
-        """Tasks that wait, each in an event loop of its own."""
 
     # ---- for the link
 
@@ -315,7 +312,6 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         """Several threads may share a reader."""
         self.taken = 0
         self._unreadable: SerializationError | None = None
-        """The error of a piece that was taken ahead."""
 
     def __iter__(self) -> PieceReader:
         return self

@@ -192,7 +192,6 @@ class VineManager:
         self._tasks: dict[int, tuple[int, Any]] = {}
         """Open tasks by TaskVine's number: our ticket, and the task."""
         self._files: dict[str, Any] = {}
-        """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"
         logs.mkdir(mode=0o700, parents=True)

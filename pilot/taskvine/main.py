@@ -43,7 +43,6 @@ from stoker.protocol.to_manager import DeviceFacts
 log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
-"""Seconds between two counts of the workers, and two looks at an idle pool."""
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """While calls run the pool is looked at ever more seldom, from the one to the other."""
 _HANGS_S = 900.0
