@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import code
 import contextlib
-import io
 import logging
 import os
 import re
@@ -138,32 +136,6 @@ def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path):
     _, said = program.communicate(timeout=PATIENCE_S)
     assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
     assert "KeyboardInterrupt" in said
-
-
-def test_cells_of_a_notebook(tmp_path):
-    cells = [
-        "import stoker",
-        f"session = stoker.load(run_dir={str(tmp_path)!r})",
-        "scale = 10",
-        "@stoker.app()\ndef times(x):\n    return x * scale\n",
-        "first = times(4).result(60)",
-        "@stoker.app()\ndef times(x):\n    return -x * scale\n",
-        "second = times(4).result(60)",
-        "shown = repr(session), session._repr_html_(), repr(times)",
-        "session.stop()",
-        "after = repr(session)",
-    ]
-    names: dict[str, object] = {"__name__": "__main__"}
-    notebook = code.InteractiveInterpreter(names)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        for cell in cells:
-            exec(compile(cell, f"<cell {cells.index(cell)}>", "exec"), notebook.locals)
-    assert (names["first"], names["second"]) == (40, -40)
-    assert "1 pilot" in names["shown"][0]
-    assert "<table>" in names["shown"][1]
-    assert names["shown"][2] == "<app times: no context>"
-    assert names["after"].endswith("stopped>")
 
 
 @pytest.mark.long

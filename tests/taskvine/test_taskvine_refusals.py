@@ -38,11 +38,6 @@ def test_a_setting_of_a_site_is_refused(text, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["local", "slurm", "condor"])
-def test_a_plain_site_is_not(kind):
-    refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -88,7 +83,12 @@ def test_several_refusals_name_every_setting():
         engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
-def test_priority_memory_and_a_timeout_are_honoured():
+def test_what_taskvine_can_honour_is_not_refused():
+    for kind in ("local", "slurm", "condor"):
+        refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
+    shipped = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
+    assert shipped.engine is Engine.TASKVINE
+    refusals.refuse_site(shipped)
     recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
     wants = read_wants({"context": recipe, "priority": 3, "timeout_s": "1 min"})
     engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
@@ -112,9 +112,3 @@ def test_a_session_with_taskvine_has_one_site_and_no_provider():
         engines.check([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
         engines.check([vine], provider=engines.local_provider(Site()))
-
-
-def test_the_site_file_that_ships_is_one_that_taskvine_can_honour():
-    site = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
-    assert site.engine is Engine.TASKVINE
-    refusals.refuse_site(site)
