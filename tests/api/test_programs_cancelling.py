@@ -224,6 +224,23 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
 
 
+def test_calls_see_a_network_as_it_is_trained_in_place(writer):
+    import torch
+
+    net = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+
+    @stoker.app(context=writer[0])
+    def predict(model):
+        return net.weight.item()
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
+        optimizer.step()
+        assert predict().result(PATIENCE_S) == net.weight.item()
+
+
 def test_a_call_is_submitted_when_the_app_returns_its_future(session):
     future = nap(0.0)
     assert future.task_record["exec_fu"] is not None

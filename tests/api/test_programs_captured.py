@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from lazily import lazily
-
-lazily("torch")
 
 HEAD = """
 import functools
@@ -13,13 +10,10 @@ import os
 import signal
 import uuid
 import numpy as np
-import torch
 import stoker
 
 """
-TRAINED = """
-net = torch.nn.Linear(1, 1, bias=False)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+CHANGED = """
 table = np.zeros(200_000)
 items = [1]
 seen = []
@@ -37,11 +31,6 @@ def total(items):
 
 
 @stoker.app
-def predict(x):
-    return float(net(torch.tensor([[x]])).detach())
-
-
-@stoker.app
 def entry(place):
     return float(table[place])
 
@@ -54,18 +43,13 @@ def rates(seen=seen):
 totals = stoker.app(functools.partial(total, items))
 
 
-def trained():
+def changed():
     for step in range(3):
-        optimizer.zero_grad()
-        ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
-        optimizer.step()
         table[137_137] = Config.rate = step
         config.own = [step]
         seen.append(step)
         items.append(step)
-        here = float(net(torch.ones(1, 1)).detach())
-        there = predict(1.0).result()
-        yield step, there == here, entry(137_137).result(), rates().result(), totals().result()
+        yield step, entry(137_137).result(), rates().result(), totals().result()
 """
 BURST = """
 rate, held, settings = 0, [0], {}
@@ -173,15 +157,15 @@ def memoized():
 MAIN = """
 if __name__ == "__main__":
     with stoker.load(retries=1):
-        for part in (trained, burst, classes, memoized):
+        for part in (changed, burst, classes, memoized):
             for line in part():
                 print(part.__name__, line)
 """
 SAID = {
-    "trained": [
-        (0, True, 0.0, (0, [0], [0]), 1),
-        (1, True, 1.0, (1, [1], [0, 1]), 2),
-        (2, True, 2.0, (2, [2], [0, 1, 2]), 4),
+    "changed": [
+        (0, 0.0, (0, [0], [0]), 1),
+        (1, 1.0, (1, [1], [0, 1]), 2),
+        (2, 2.0, (2, [2], [0, 1, 2]), 4),
     ],
     "burst": [((rate, rate, rate), rate, (rate, rate, rate), (rate, rate)) for rate in range(3)],
     "classes": [(True, 0.5, 0.5, True, 2)],
@@ -191,7 +175,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, run_program_in):
-    return run_program_in(tmp_path_factory.mktemp("captured"), HEAD + TRAINED + BURST + CLASSES + MEMO + MAIN)
+    return run_program_in(tmp_path_factory.mktemp("captured"), HEAD + CHANGED + BURST + CLASSES + MEMO + MAIN)
 
 
 @pytest.mark.parametrize("part", SAID)

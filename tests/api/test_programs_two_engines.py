@@ -32,7 +32,7 @@ pytestmark = [
 def write(model, prompt):
     from stoker.pilot.library.library_turns import TurnBoard
 
-    text = model.generate([prompt], max_new_tokens=60)[0]
+    text = model.generate([prompt], max_new_tokens=40)[0]
     [board] = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/turns")}
     return text, tuple(row.library for row in TurnBoard(Path(board)).rows())
 
@@ -70,7 +70,7 @@ def test_two_engines_on_one_device_share_a_board(models: dict[str, Any]) -> None
     prompts = [f"Number {number} is" for number in range(6)]
     alone = [write.with_options(context=model)("Number 0 is").result()[0] for model in models.values()]
     asked = [
-        [write.with_options(context=model)(prompt) for prompt in prompts for _ in range(3)] for model in models.values()
+        [write.with_options(context=model)(prompt) for prompt in prompts for _ in range(2)] for model in models.values()
     ]
     found = [[future.result() for future in each] for each in asked]
     for text, each in zip(alone, found, strict=True):
