@@ -189,7 +189,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
         self._timed: tuple[Any, Callable[..., Any]] | None = None
-        """The function with the last walltime around it."""
         self._last: AppWants | None = None
         self.options = dict(options or {})
 
@@ -285,7 +284,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     @property
     def labels(self) -> list[str] | None:
-        """Labels of the executors that may run it; None = every StokerExecutor."""
+        """Labels of the executors that may run it; None = all."""
         return self._labels
 
     @property
@@ -384,8 +383,7 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """True if calls return their results in pieces: as `stream` says, else if the function yields. Raises ConfigError
-    for a gang, whose calls cannot."""
+    """True if calls return their results in pieces. Raises ConfigError for a gang, whose calls cannot."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:

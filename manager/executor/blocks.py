@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LIMIT_S = 2.0
-PILOT_END_S = 5.0
-"""Seconds that pilots on this machine have to end by themselves."""
+PILOT_END_S = 5.0  # on this machine, to end by themselves
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
 """Seconds without a start, and without a lock, after which a factory will not report its end."""
@@ -104,7 +103,7 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """Return the most pilots that a provider's blocks can bring; 0 = any number."""
+    """0 = any number."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
@@ -158,7 +157,7 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long."""
+    """Wait until the factory of a session that is over has seen its jobs end."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -189,7 +188,6 @@ class BlockUpkeep:
         self._silent_since: dict[str, float] = {}
         """Blocks whose jobs run although their pilots are lost: their nodes are frozen or unreachable."""
         self._told: dict[str, str] = {}
-        """The last state of each block that was sent to the manager."""
         self._without_key: set[str] = set()
 
     def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:
@@ -198,7 +196,7 @@ class BlockUpkeep:
             link.tell(ReleaseBlock(block))
 
     def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
-        """Cancel running jobs whose pilots are all lost. `emptied`: blocks that had pilots and have none."""
+        """`emptied`: blocks that had pilots and have none."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}

@@ -77,7 +77,6 @@ class Link:
         self._taken: deque[to_manager.PiecesTaken] = deque()
         self._may_lack_pieces = False
         self._first_id = 0
-        """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
         self._joined = self.membership.joined
         self._finished = threading.Event()
@@ -116,7 +115,6 @@ class Link:
         return key in self._out.defined
 
     def why_silent(self) -> str:
-        """Return why a connected manager may not answer; else ""."""
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(

@@ -46,7 +46,6 @@ from stoker.site import Site
 
 
 _MANAGER_STARTS_S = 5.0
-"""Seconds after which a new session's manager has taken its lock."""
 _LISTENS_S = 60.0
 _POLL_S = 0.02
 
@@ -59,7 +58,7 @@ def is_coming_up(folder: Path) -> bool:
 
 
 def wait_for_begun(name: str = "") -> None:
-    """Wait until each starting session whose id begins with `name` has a manager that listens, or will have none."""
+    """Wait until no session whose id begins with `name` is starting."""
     links = state_folder() / "sessions"
     while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
@@ -108,7 +107,6 @@ def over(folder: SessionFolder) -> str:
 
 
 def unwritten(folder: SessionFolder) -> str:
-    """Return why the journal of a session that is over lacks its last records; empty if it does not."""
     return lease.unwritten(lease.lease_file(folder))
 
 
@@ -134,7 +132,7 @@ _TERMINATE_S = 5.0
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """Return the sites of these files and those that they name; without files, this machine. Raises ConfigError."""
+    """Return the sites of these files and those that they name. Raises ConfigError."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):

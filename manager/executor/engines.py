@@ -100,7 +100,7 @@ def prepare(
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
-    """Return the command that starts TaskVine's workers; the port is chosen later. Raises ConfigError."""
+    """Return the command that starts TaskVine's workers, for `stoker doctor`. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.plan_of(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"

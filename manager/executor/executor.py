@@ -34,7 +34,7 @@ from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site, load_sites, write_sites
 from stoker.contexts.folders import program_folder
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import prepare
@@ -42,6 +42,7 @@ from stoker.manager.executor import blocks, detached, engines
 from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
+from stoker.manager.executor.kernel import task_being_launched
 from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments, travels_with
@@ -59,7 +60,6 @@ from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import SourceShelf
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
 from stoker.manager.live.session_policies import honoured_in, keep_policies, policies_for
-from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
@@ -138,26 +138,16 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
-        self._news = WaitNotices(
-            faults_only=not progress,
-            ask=self.ask_status,
-            calls_wait=lambda: self._link is not None and bool(self._link.waiting),
-            journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
-            why_silent=lambda: self._link.why_silent() if self._link is not None else "",
-            is_ours=lambda context: self._link is not None and self._link.has_sent(context),
-        )
+        self._progress = progress
+        self._news: WaitNotices | None = None
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
         self._nodes = NodeMessages()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
-        self.preparer = Preparer(
-            lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
-            on_replaced=self._replace_function,
-            leave_source=self._leave_source,
-        )
-        self._sources: SourceShelf | None = None
+        self.preparer: Preparer
+        """Set by `start`, which also starts the link that it needs."""
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -169,17 +159,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def __repr__(self) -> str:
         where = f"session {self._link.session.session}" if self._link else "not started"
         return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
-
-    def _replace_function(self, function: FunctionKey, by: FunctionKey) -> None:
-        if self._link is not None:
-            self._link.tell_later(Replaced(function, by))
-
-    def _leave_source(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
-        if self._link is None:
-            return
-        if self._sources is None:
-            self._sources = SourceShelf(self._link.folder.sources)
-        self._sources.leave(key, function, recipe)
 
     @property
     def link(self) -> Link:
@@ -205,12 +184,28 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 self._link = Link(self.folder)
             else:
                 self._start_session()
-            self.link.wait_joined(START_LIMIT_S)
+            self._begin(self.link)
         except BaseException:
             self.shutdown()
             raise
         calm_collector()
         self._calm = True
+
+    def _begin(self, link: Link) -> None:
+        self.preparer = Preparer(
+            lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
+            on_replaced=lambda function, by: link.tell_later(Replaced(function, by)),
+            leave_source=SourceShelf(link.folder.sources).leave,
+        )
+        link.wait_joined(START_LIMIT_S)
+        self._news = WaitNotices(
+            faults_only=not self._progress,
+            ask=self.ask_status,
+            calls_wait=lambda: bool(link.waiting),
+            journal_trouble=lambda: link.journal_trouble,
+            why_silent=link.why_silent,
+            is_ours=link.has_sent,
+        )
         self._news.start()
 
     def _start_session(self) -> None:
@@ -240,7 +235,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
             self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
         self._stopped = True
-        self._news.stop()
+        if self._news is not None:
+            self._news.stop()
         if self._calm:
             restore_collector()
         if not self._joins:
@@ -326,6 +322,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             prepared.bring_along(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
+        task = task_being_launched()
+        if task is not None and task["resource_specification"] is CANCELLED:  # while its arguments were packed
+            if isinstance(payload, ObjectRef):
+                link.large.drop(payload)
+            future.cancel()
+            return future
         future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
         return future
 
@@ -365,7 +367,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
-        """Calls that a node runs at once, as far as the site file says."""
+        """Calls that a node runs at once."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
@@ -400,7 +402,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def tell_blocks(self) -> None:
-        """Send the state of Parsl's blocks to the manager, if it has changed."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 

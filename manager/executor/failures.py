@@ -96,7 +96,6 @@ _NO_NAME = re.compile(
 
 
 def _about_names(error: Exception) -> str:
-    """Return advice if processes that a call started could not find a function by name; else ""."""
     found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
     if found is None:
         return ""

@@ -7,7 +7,6 @@ and passes the ends to the stream. The file is synced every few seconds. An item
 from __future__ import annotations
 
 import os
-import platform
 import queue
 import threading
 import time
@@ -19,7 +18,7 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.kept_file import KeptFile, KeptHeader, Record, open_kept
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, open_kept, record, refused
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_window import MapInbox, size_of
 from stoker.manager.executor.packing import logger
@@ -32,7 +31,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items`, whose result an earlier run has kept. It takes the place of a call's end."""
+    """An item, or a batch of `items`, whose result an earlier run has kept."""
 
     file: KeptFile
     at: int
@@ -89,7 +88,7 @@ class KeepingInbox(MapInbox):
         self.file.close()
 
     def _sync(self) -> None:
-        """Flush the file to the disk. On a network file system only this reports a full disk."""
+        """On a network file system only this reports a full disk."""
         try:
             self.file.sync()
         except StokerError as error:
@@ -103,7 +102,7 @@ class KeepingInbox(MapInbox):
             if self.error is None:
                 pairs = zip(keys, ends, strict=True)
                 # The file of a large result stays for the program.
-                self.file.append(Record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
+                self.file.append(record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
         except OSError as error:  # the file of a large result
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
         except StokerError as error:
@@ -116,19 +115,10 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """The results that a map keeps, as its stream sees them. Raises ConfigError if the file is of another map."""
+    """Raises ConfigError if the file is of another map."""
 
-    def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
-        content = calls.content()
-        header = KeptHeader(
-            function=calls.name,
-            code=content.code,
-            arguments=content.arguments,
-            context=content.context,
-            context_key=content.context_key,
-            batch_size=batch_size,
-            python=".".join(platform.python_version_tuple()[:2]),
-        )
+    def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
+        header = calls.header()
         self.file = open_kept(path)
         try:
             begin_or_continue(self.file, header, reuse=reuse)
@@ -159,7 +149,7 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
         return
     if why := difference(there, header):
         if not reuse or there.function != header.function or there.batch_size != header.batch_size:
-            raise ConfigError(f"keep: {file.path}: {why}{_what_to_do(there, header)}", key="keep", file=str(file.path))
+            raise refused(file.path, why + _what_to_do(there, header))
         file.begin(header)
     if len(file):
         damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
@@ -208,5 +198,5 @@ def path_of(keep: str | os.PathLike[str]) -> Path:
     if path.is_dir():
         raise ConfigError(f"keep: {path} is a folder; name a file in it", key="keep", file=str(path))
     if not path.parent.is_dir():
-        raise ConfigError(f"keep: {path}: there is no folder {path.parent}; make it first", key="keep", file=str(path))
+        raise refused(path, f"there is no folder {path.parent}; make it first")
     return path

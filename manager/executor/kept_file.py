@@ -74,28 +74,24 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-class Record:
-    def __init__(self, key: str, item: int, data: Any) -> None:
-        self.key = key
-        self._item = item
-        self._data = data
+def record(key: str, item: int, data: Any) -> Iterator[bytes]:
+    """Yield the line of a result in parts: base64 of a large one takes no memory."""
+    text = _as_json(data)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())
+    digest.update(head)
+    for part in _pickle_parts(data) if text is None else (text,):
+        digest.update(part)
+        yield part
+    yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
 
-    def pieces(self) -> Iterator[bytes]:
-        text = _as_json(self._data)
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        kind = "pickle" if text is None else "result"
-        if text is None:
-            view = memoryview(self._data)
-            starts = range(0, len(view), CHUNK_BYTES)
-            chunks = (base64.b64encode(view[start : start + CHUNK_BYTES]) for start in starts)
-            parts = itertools.chain((b'"',), chunks, (b'"',))
-        else:
-            parts = itertools.chain((text,))
-        head = f'{{"key":"{self.key}","item":{self._item},"{kind}":'.encode()
-        for part in itertools.chain((head,), parts):
-            digest.update(part)
-            yield part
-        yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
+
+def _pickle_parts(data: Any) -> Iterator[bytes]:
+    yield b'"'
+    view = memoryview(data)
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield base64.b64encode(view[start : start + CHUNK_BYTES])
+    yield b'"'
 
 
 # ---- reading lines
@@ -233,7 +229,7 @@ class KeptFile:
         self._end = 0
 
     def read(self) -> None:
-        """Read the header and the keys, and cut off a torn line at the end. Raises ConfigError for any other file."""
+        """Read the index, and cut off a torn line at the end. Raises ConfigError for any other file."""
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
@@ -244,10 +240,8 @@ class KeptFile:
         self._index.sort()
         self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
         if self.header is None and len(self._index):
-            raise ConfigError(
-                f"keep: {self.path}: its first line is damaged, so nothing tells whose results it has; name a new file",
-                key="keep",
-                file=str(self.path),
+            raise refused(
+                self.path, "its first line is damaged, so nothing tells whose results it has; name a new file"
             )
         if self.header is not None and self.header.format > FORMAT:
             raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
@@ -261,9 +255,9 @@ class KeptFile:
         self._append([header.line()], added=0)
         self.header = header
 
-    def append(self, records: Iterable[Record]) -> None:
+    def append(self, records: Iterable[Iterator[bytes]]) -> None:
         kept = list(records)
-        self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
+        self._append(itertools.chain.from_iterable(kept), added=len(kept))
 
     def _append(self, pieces: Iterable[bytes], *, added: int) -> None:
         at, held, size = self._end, [], 0
@@ -318,19 +312,15 @@ class KeptFile:
 
 
 def open_kept(path: Path) -> KeptFile:
-    """Open and lock the file of kept results at `path`; make it if it is missing. Raises ConfigError."""
+    """Open and lock a file of kept results; make it if it is missing. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise ConfigError(f"keep: {path}: cannot be opened: {error.strerror}", key="keep", file=str(path)) from None
+        raise refused(path, f"cannot be opened: {error.strerror}") from None
     if not locks.take(descriptor):
         os.close(descriptor)
         holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-        raise ConfigError(
-            f"keep: {path}: {holders} keeps its results there just now; wait for it, or name another file",
-            key="keep",
-            file=str(path),
-        )
+        raise refused(path, f"{holders} keeps its results there just now; wait for it, or name another file")
     file = KeptFile(path, descriptor)
     try:
         file.read()
@@ -396,6 +386,10 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"stoker.kept: {path!r:.80} is not the path of a file")
     return KeptResults(path)
+
+
+def refused(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"keep: {path}: {why}", key="keep", file=str(path))
 
 
 def not_kept(path: Path) -> ConfigError:

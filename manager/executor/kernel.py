@@ -6,11 +6,14 @@ result, with one warning.
 
 The kernel submits each task on another thread. A call of a Stoker app whose arguments are packed waits for nothing, so
 `launch_at_once` submits it on the thread that makes the call.
+
+An executor does not get the kernel's record of a task, in which its cancellation is noted: `task_being_launched` does.
 """
 
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -45,7 +48,15 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
     launch_now: Callable[[TaskRecord], None] | None = getattr(kernel, "_launch_if_ready_async", None)
     if launch_now is None or "launch_if_ready" in vars(kernel):
         return
-    launch_later = kernel.launch_if_ready
+    launch_later, launch = kernel.launch_if_ready, kernel.launch_task
+
+    def launch_task(task: TaskRecord) -> Future[Any]:
+        before, _here.task = task_being_launched(), task
+        try:
+            launched: Future[Any] = launch(task)
+            return launched
+        finally:
+            _here.task = before
 
     def launch_if_ready(task: TaskRecord) -> None:
         if PACKED not in task["kwargs"] or task["fail_count"]:
@@ -60,7 +71,15 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
                 kernel.handle_exec_update(task, failed)
             raise
 
-    kernel.launch_if_ready = launch_if_ready
+    kernel.launch_if_ready, kernel.launch_task = launch_if_ready, launch_task
+
+
+_here = threading.local()
+
+
+def task_being_launched() -> TaskRecord | None:
+    """Return the record of the task that the kernel launches on this thread."""
+    return getattr(_here, "task", None)
 
 
 class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from parsl.app.python import PythonApp
@@ -17,60 +17,51 @@ from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, RecipeError
 from stoker.manager.executor.apps import StokerApp, labels_of
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
+from stoker.manager.executor.kept_file import KeptHeader
+from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import name_of, pack_arguments, travels_with
 from stoker.protocol.calls import Payload
+from stoker.protocol.session import PYTHON
 
 _PLAIN = Wants()
 
 
 def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """Return the app that `map` was given, also one with arguments given ahead; None for a plain function."""
+    """Return the app in `function`, also one with arguments given ahead; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
 
-def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
+def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tuple[DataFlowKernel, StokerExecutor]:
+    """Return Parsl's kernel, and its executor that an app names first, else the first.
+
+    `inside`: what to do instead inside a call. Raises ConfigError for an app with options that do nothing here, and
+    SessionError before a site is loaded.
+    """
     app, name = app_in(function), name_of(function)
-    if app is None:
-        return
-    if app.cache:
+    if app is not None and app.cache:
         raise ConfigError(
             f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
             " for each item, or give an app without it",
             key="cache",
         )
     given = function.keywords if isinstance(function, functools.partial) else {}
-    if given.get("walltime", app.kwargs.get("walltime")) is not None:
+    if app is not None and given.get("walltime", app.kwargs.get("walltime")) is not None:
         raise ConfigError(
             f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
             key="walltime",
         )
-
-
-def executor_of(
-    kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
-) -> StokerExecutor:
-    """Return the loaded executor that an app names first, else the first. Raises ConfigError, SessionError."""
+    kernel = loaded_kernel(f"{asked}({name}, ...)", inside=inside)
     ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
-    labels = labels_of(app_in(function))
+    labels = labels_of(app)
     if labels is None:
-        return next(iter(ours.values()))
+        return kernel, next(iter(ours.values()))
     here = [label for label in labels if label in ours]
     if not here:
         check_labels(kernel, labels, name=f"{asked}: {name}")
-    return ours[here[0]]
-
-
-class MapContent(NamedTuple):
-    """The facts that the results of a map depend on, in addition to its items: digests of code and of arguments given
-    ahead, and the context."""
-
-    code: str
-    arguments: str
-    context: str
-    context_key: str
+    return kernel, ours[here[0]]
 
 
 class MapCalls:
@@ -94,7 +85,6 @@ class MapCalls:
         self._wants = wants = wants.streaming(streams)
         self.features = wants.features
         self.context_key = wants.recipe.key
-        """The key of the context that the calls want; of a family the longest one."""
         self.is_family = wants.family is not None
         """True if each call has the context for its own input (`submission_of`)."""
         self._large = executor.link.large
@@ -121,7 +111,8 @@ class MapCalls:
             self._renew_submission()
         return packed
 
-    def content(self) -> MapContent:
+    def header(self) -> KeptHeader:
+        """Return the facts that the results of the map depend on, in addition to its items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -130,10 +121,18 @@ class MapCalls:
         recipes = (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
         keys = dict.fromkeys(recipe.key for recipe in recipes)
         code = self._prepared.content(self._function, self._submission.function)
-        return MapContent(code, arguments, wants.recipe.name, " ".join(keys))
+        return KeptHeader(
+            function=self.name,
+            code=code,
+            arguments=arguments,
+            context=wants.recipe.name,
+            context_key=" ".join(keys),
+            batch_size=self._batch_size,
+            python=PYTHON,
+        )
 
     def submission(self) -> Submission:
-        """Return the submission of calls that are sent now. Their deadline counts from now, not from the first call."""
+        """Return the submission of calls that are sent now, from when their deadline counts."""
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

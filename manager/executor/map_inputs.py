@@ -132,10 +132,8 @@ def _is_a(value: Any, library: str, kind: str) -> bool:
 
 
 SLOW_S = 0.1
-"""Seconds after which an item is slow."""
 SLOW_ITEMS = 2
 FORGOTTEN_S = 60.0
-"""Seconds after which a slow item does not count any more."""
 _JOIN_S = 0.2
 
 

@@ -127,8 +127,7 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """The progress reports of one map, at most one a second. `tell` sends a report. `items`: length of the input, or
-    None."""
+    """Reports of one map, at most one a second. `items`: length of the input, or None."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class MapReports:
 
 
 class MapInbox:
-    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`."""
+    """The waiter of a `stoker.map`."""
 
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()

@@ -26,8 +26,7 @@ from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
-from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls, app_in, executor_of, refuse_unheeded
+from stoker.manager.executor.map_calls import MapCalls, app_in, executor_for
 from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, refuse_lost
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check_count, check_truth, refuse
@@ -41,7 +40,6 @@ from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
 PATIENCE_S = 0.02
-"""Packed items of a slow input are sent after this long."""
 
 
 def map(
@@ -103,17 +101,14 @@ def map(
     except TypeError:
         what = f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)"
         raise ConfigError(what) from None
-    name = name_of(function)
-    refuse_unheeded(function, "stoker.map")
-    kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
-    executor = executor_of(kernel, function, name)
+    kernel, executor = executor_for(function, "stoker.map", inside="use Python's own map")
     inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
     calls = MapCalls(executor, function, batch_size=size)
-    keeping = None if path is None else Keeping(path, calls, batch_size=size, reuse=reuse)
+    keeping = None if path is None else Keeping(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
     if progress is True:
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)
-        follow = MapProgress(name, total, executor.ask_status, kept=kept)
+        follow = MapProgress(name_of(function), total, executor.ask_status, kept=kept)
     return ResultStream(
         executor,
         calls,

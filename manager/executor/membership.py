@@ -22,9 +22,7 @@ from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
-"""Seconds between two reads of the session file while the manager is away."""
 SLOW_S = 5.0
-"""Seconds without the manager's welcome after which a program logs the reason."""
 AWAY_S = 30.0
 """Seconds after which an absent manager is reported; if its folder is gone too, the session is over."""
 

@@ -281,7 +281,6 @@ class Outgoing:
         self.queue: deque[OpenCall | Any] = deque()
         self.received = 0
         self.defined: set[str] = set()
-        """Keys of the functions and recipes that the manager has."""
         self._calls = calls
         self._describe = describe
         self._outbox = Outbox()

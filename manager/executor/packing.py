@@ -56,8 +56,7 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's own function under all wrappers of Parsl: for errors, monitoring, a walltime, staged files, and
-    a command line of bash."""
+    """Return the user's own function under all wrappers of Parsl: errors, monitoring, walltime, staging, bash."""
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
             function = function.args[0]
@@ -129,7 +128,7 @@ class _Pickled:
 
 
 class FunctionCache:
-    """Pickled functions by function object. `on_replaced(old, new)` is called when a function gets other bytes."""
+    """`on_replaced(old, new)` is called when a function gets other bytes."""
 
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced

@@ -47,7 +47,6 @@ class PieceInbox:
         """True if the items are the pieces themselves and no longer their bytes."""
         self._bytes = 0
         self._taken = 0
-        """How many pieces the program has taken."""
         self._digests: array[int] = array("Q")
         """Of taken pieces, while another run may repeat them; empty with `may_differ`."""
         self._next: dict[int, int] = {}
@@ -56,17 +55,15 @@ class PieceInbox:
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
         self._owes = False
-        """True if the call waits for an acknowledgement."""
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._waiters: list[asyncio.Future[None]] = []
-        """Tasks that wait, each in an event loop of its own."""
 
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call: the first one, or one that tries again another's work."""
+        """Expect the pieces of this call. It may try again another's work."""
         with self._changed:
             self.call = call
 
@@ -137,7 +134,7 @@ class PieceInbox:
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream: readers get the pieces that are here, then this error."""
+        """End the stream; readers first get the pieces that are here."""
         with self._changed:
             if end is not None and end.ok:
                 try:
@@ -315,7 +312,6 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         """Several threads may share a reader."""
         self.taken = 0
         self._unreadable: SerializationError | None = None
-        """The error of a piece that was taken ahead."""
 
     def __iter__(self) -> PieceReader:
         return self
@@ -338,9 +334,11 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
             raise StopAsyncIteration from None
         return self._opened(*found)
 
-    def take_arrived(self, *, most: int) -> list[Any]:
-        """Return at most `most` pieces that have come; empty if none has. Never waits and raises nothing: the error of
-        a piece that cannot be read comes with the next one."""
+    def take_arrived(self, most: int = 64) -> list[Any]:
+        """Return at most `most` pieces that have come already, for a program that handles them together.
+
+        Never waits and raises nothing: an error comes with the next piece of the loop.
+        """
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

@@ -6,6 +6,7 @@ values that the protocol cannot carry are refused here, where the call is made.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 import weakref
@@ -120,15 +121,10 @@ class AppWants(dict[str, Any]):
         self.inbox = inbox
         self.content = content
 
-    def again(self, *, due_at: float | None = None, inbox: PieceInbox | None = None) -> AppWants:
-        return AppWants(
-            self.wants,
-            due_at=self.due_at if due_at is None else due_at,
-            function=self.function,
-            made_of=self.made_of,
-            inbox=self.inbox if inbox is None else inbox,
-            content=self.content,
-        )
+    def again(self, **changes: Any) -> AppWants:
+        copied = copy.copy(self)
+        vars(copied).update(changes)
+        return copied
 
 
 class TriedWants(dict[str, Any]):
@@ -143,13 +139,9 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
 
 
 class PreparedFunction:
-    def __init__(
-        self, function: Callable[..., Any], cache: FunctionCache, check: Check, *, leave_source: LeaveSource
-    ) -> None:
-        self._leave_source = leave_source
+    def __init__(self, function: Callable[..., Any], preparer: Preparer) -> None:
         self.name = name_of(own(function))
-        self._cache = cache
-        self._check = check
+        self._preparer = preparer
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
@@ -160,7 +152,7 @@ class PreparedFunction:
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         takes = wants.takes_context
         by_name = names_carried(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
-        return self._cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
+        return self._preparer.cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def bring_along(self, modules: set[str]) -> None:
         if modules:
@@ -189,7 +181,7 @@ class PreparedFunction:
         known = self._submissions.get((id(wants), id(place)))
         if known is not None and known[0] is wants and known[1] is place and known[2].function is blob:
             return known[2]
-        self._check(wants)
+        self._preparer.check(wants)
         if due_at is None:
             due_at = time.monotonic() + wants.deadline_s
         submission = Submission(
@@ -200,7 +192,7 @@ class PreparedFunction:
             due_at=due_at if wants.deadline_s else None,
         )
         check_submission(submission, wants.features, name=self.name, known=self._sendable)
-        self._leave_source(blob.key, own(function), wants.recipe)
+        self._preparer.leave_source(blob.key, own(function), wants.recipe)
         if not wants.deadline_s:
             if len(self._submissions) > 256:
                 self._submissions.clear()
@@ -237,9 +229,7 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object. `check` refuses wants that the engine cannot honour. `on_replaced(old,
-    new)` is called when a captured object has changed, `leave_source(key, function, recipe)` before a function is sent.
-    """
+    """Prepared functions by function object. `check` refuses wants that the engine cannot honour."""
 
     def __init__(
         self,
@@ -248,10 +238,10 @@ class Preparer:
         on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None,
         leave_source: LeaveSource = lambda _key, _function, _recipe: None,
     ) -> None:
-        self._check = check
-        self._leave_source = leave_source
+        self.check = check
+        self.leave_source = leave_source
         self._functions: weakref.WeakKeyDictionary[Any, PreparedFunction] = weakref.WeakKeyDictionary()
-        self._cache = FunctionCache(on_replaced=on_replaced)
+        self.cache = FunctionCache(on_replaced=on_replaced)
         self._plain = Wants()
         self._paper: list[tuple[list[Any], Wants]] = []
 
@@ -261,7 +251,7 @@ class Preparer:
         except TypeError:  # neither hashable nor weakly referable
             known = None
         if known is None:
-            known = PreparedFunction(function, self._cache, self._check, leave_source=self._leave_source)
+            known = PreparedFunction(function, self)
             with suppress(TypeError):
                 self._functions[function] = known
         return known

@@ -40,7 +40,6 @@ STATUS_S = 1.0
 
 
 _drawn: list[MapProgress] = []
-"""Bars on the terminal, the lowest last."""
 
 
 def above_the_bar(text: str) -> bool:

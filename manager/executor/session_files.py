@@ -97,7 +97,7 @@ MOST_BYTES = 4_000_000
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Let the seed serve a recipe's objects from `objects`; return the manifests of unchanged objects."""
+    """Let the seed serve a recipe's objects; return the manifests of unchanged ones."""
     try:
         publish(objects, recipe.objects)
     except OSError as error:

@@ -26,10 +26,8 @@ logger = logging.getLogger(__name__)
 STUCK_S = 0.05
 """Seconds after which waiting work gets another thread if no thread has taken work."""
 SLOW_S = 0.05
-"""Callbacks that take more seconds are slow."""
 MANY_THREADS = 64
 IDLE_S = 10.0
-"""Seconds after which a thread without work ends."""
 
 Work = Callable[[], object]
 

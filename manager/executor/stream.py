@@ -5,7 +5,7 @@ program that leaves its loop drops it, which cancels the call.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from parsl.executors.errors import BadStateException
@@ -13,10 +13,8 @@ from parsl.executors.errors import BadStateException
 from stoker.errors import ConfigError
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls, executor_of, refuse_unheeded
+from stoker.manager.executor.map_calls import MapCalls, executor_for
 from stoker.manager.executor.options import check_truth
-from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, show_call
@@ -44,10 +42,7 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
         raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
-    name = name_of(function)
-    refuse_unheeded(function, "stoker.stream")
-    kernel = loaded_kernel(f"stoker.stream({name}, ...)", inside="loop over the function itself")
-    executor = executor_of(kernel, function, name, asked="stoker.stream")
+    _, executor = executor_for(function, "stoker.stream", inside="loop over the function itself")
     calls = MapCalls(executor, function, streams=True)
     end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
@@ -76,47 +71,28 @@ class StreamEnd:
         """Ignore reports of the call."""
 
 
-class PieceStream(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of one call, for `for` and `async for`."""
+class PieceStream(PieceReader):
+    """The pieces of one call, for `for` and `async for`.
+
+    Attributes:
+        taken: Pieces that the program has taken.
+    """
 
     def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
-        self._link = link
-        self._id = call
-        self._name = name
-        self._inbox = end.inbox
         session = link.session.session
-        self._reader = PieceReader(
+        super().__init__(
             end.inbox,
             link.acknowledge,
             at_end=lambda: outcome(end.failed, session=session) if end.failed is not None else None,
         )
+        self._link = link
+        self._name = name
+        self._id = call
 
     @property
     def call(self) -> str:
         """The call's id, for example `c-12`, for `stoker explain`."""
         return show_call(self._id)
-
-    @property
-    def taken(self) -> int:
-        """Pieces that the program has taken."""
-        return self._reader.taken
-
-    def __iter__(self) -> PieceStream:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._reader)
-
-    def __aiter__(self) -> PieceStream:
-        return self
-
-    async def __anext__(self) -> Any:
-        return await anext(self._reader)
-
-    def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return at most `most` pieces that have come already, for a program that handles them together. Never waits;
-        the call's error comes in the loop, behind them."""
-        return self._reader.take_arrived(most=most)
 
     def close(self) -> None:
         """Cancel the call if it has not ended: its function ends at its next piece."""
@@ -130,7 +106,7 @@ class PieceStream(Iterator[Any], AsyncIterator[Any]):
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_reader") and not _ending():
+        if hasattr(self, "_id") and not _ending():
             self.close()
 
     def __repr__(self) -> str:

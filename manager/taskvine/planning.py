@@ -49,7 +49,7 @@ def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = 
 
 
 def _cores(site: Site) -> int:
-    """Return the cores of a worker, at least one for each library; 0 = all that it finds."""
+    """Return the cores of a worker; 0 = all that it finds."""
     _, _, count = site.pilot.devices.partition(":")
     wanted = int(count or 0)
     if site.provider.kind is ProviderKind.LOCAL and wanted:

@@ -121,7 +121,7 @@ def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:
-    """Return a session's plan for a site. Raises SessionError."""
+    """Raises SessionError."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -183,7 +183,7 @@ class VineWorker(msgspec.Struct, frozen=True):
 
 
 class VineManager:
-    """A running TaskVine manager. `password`: the file that workers prove themselves with."""
+    """`password`: the file that workers prove themselves with."""
 
     def __init__(self, vine: Any, plan: VinePlan, *, folder: Path, password: Path) -> None:
         self._vine = vine
@@ -192,7 +192,6 @@ class VineManager:
         self._tasks: dict[int, tuple[int, Any]] = {}
         """Open tasks by TaskVine's number: our ticket, and the task."""
         self._files: dict[str, Any] = {}
-        """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"
         logs.mkdir(mode=0o700, parents=True)

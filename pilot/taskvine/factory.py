@@ -132,7 +132,7 @@ class VineFactory:
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
-        """Return why the factory has ended, with its last lines; empty while it runs."""
+        """Return why the factory has ended; empty while it runs."""
         code = self._process.poll()
         if code is None:
             return ""

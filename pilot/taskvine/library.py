@@ -125,7 +125,7 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """Called once by TaskVine. The answer to the first order reports a failure."""
+    """Called once by TaskVine."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -320,7 +320,6 @@ class VineLibrary:
 
     @contextlib.contextmanager
     def _printing_to_log(self) -> Iterator[None]:
-        """Send output of user code to this library's log, not to TaskVine's output."""
         kept = [os.dup(number) for number in (1, 2)]
         try:
             for number in (1, 2):

@@ -43,7 +43,6 @@ from stoker.protocol.to_manager import DeviceFacts
 log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
-"""Seconds between two counts of the workers, and two looks at an idle pool."""
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """While calls run the pool is looked at ever more seldom, from the one to the other."""
 _HANGS_S = 900.0
@@ -109,7 +108,7 @@ class PoolLoop:
         return heard
 
     def _is_full(self) -> bool:
-        """True if TaskVine can start no more calls, so that only an end is worth waiting for."""
+        """True if TaskVine can start no more calls."""
         return self._usable > 0 and self._engine.open >= self._usable and not self._pool.state.leaving
 
     def _wait(self, *, busy: bool) -> None:

@@ -61,7 +61,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The ends of an order's calls; empty if the context is not there."""
+    """The ends of an order's calls; none if the context is not there."""
 
     ticket: int
     held: LibraryReport

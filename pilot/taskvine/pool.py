@@ -80,7 +80,6 @@ class VinePool:
         self._orders = Orders(engine, setup)
         self._holders: dict[DeviceId, PoolLibrary] = {}
         self._waiting: list[PoolLibrary] = []
-        """Libraries that wait for their slots, in the order in which they came."""
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
 
     @property

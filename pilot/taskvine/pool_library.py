@@ -89,7 +89,6 @@ class Orders:
         self._open: dict[int, tuple[messages.PoolOrder, Callable[[OrderOutcome], None]]] = {}
         self.names: dict[FunctionKey, str] = {}
         self._means: dict[FunctionKey, float] = {}
-        """How long calls of a function take, in seconds."""
         self._users: Counter[str] = Counter()
 
     def take_function(self, blob: FunctionBlob) -> None:
@@ -177,7 +176,6 @@ def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
 log = logging.getLogger("stoker.pilot")
 
 TRIES = 3
-"""Number of times that an order which never began is sent again."""
 
 
 class PoolLibrary:
@@ -194,7 +192,6 @@ class PoolLibrary:
         self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
         self._order: messages.PoolOrder | None = None
         self._tries = 0
-        """Submissions of that order."""
         self._ordered_at = time.monotonic()
         self._stops = False
         self._is_over = False

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import subprocess
 import sys
-import time
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
+from faults.world import until
 from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
@@ -27,21 +28,9 @@ from stoker.protocol.session import SessionFile, SessionFolder
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give tests a state folder of their own."""
     home = tmp_path_factory.mktemp("home")
-    before = os.environ.get("STOKER_HOME")
-    os.environ["STOKER_HOME"] = str(home)
-    yield home
-    if before is None:
-        del os.environ["STOKER_HOME"]
-    else:
-        os.environ["STOKER_HOME"] = before
-
-
-def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.002)
-    return value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_HOME", str(home))
+        yield home
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +40,19 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield session
 
 
-@pytest.fixture
-def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "program.py").write_text(text)
-        command = [sys.executable, "program.py", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="session")
+def run_program_in() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(folder: Path, text: str, *, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        (folder / "program.py").write_text(textwrap.dedent(text))
+        words = [sys.executable, *command, "program.py"]
+        return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
 
     return run
+
+
+@pytest.fixture
+def run_program(tmp_path: Path, run_program_in: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return functools.partial(run_program_in, tmp_path)
 
 
 @pytest.fixture(name="until")
@@ -92,18 +86,22 @@ class Router:
         """Break the connection, as a killed manager does. The port stays reserved for `listen`."""
         self.socket.close(0)
 
+    def break_connection(self, link: Link) -> None:
+        self.hang_up()
+        until(lambda: not link._joined.is_set())
+        self.frames.clear()
+
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
         """Return the messages of this type since the last call, after `count` of them have come."""
 
-        def look() -> Any:
-            while self.socket.poll(0):
-                self._peer, data = self.socket.recv_multipart()
-                frame = self._read(data)
-                self.frames.append((frame.sequence, frame.messages))
-            return len(self.all(wanted)) >= count
-
-        until(look)
+        until(lambda: self.read() or len(self.all(wanted)) >= count)
         return self.all(wanted)
+
+    def read(self) -> None:
+        while self.socket.poll(0):
+            self._peer, data = self.socket.recv_multipart()
+            frame = self._read(data)
+            self.frames.append((frame.sequence, frame.messages))
 
     def all(self, wanted: type) -> list[Any]:
         return [message for _, messages in self.frames for message in messages if isinstance(message, wanted)]
@@ -116,12 +114,12 @@ class Router:
         self.say(to_client.ClientWelcome("test", number))
 
     def calls(self, count: int) -> list[Any]:
-        def look() -> Any:
-            self.hear(to_manager.ClientHello)
-            return sum(len(message.calls) for message in self.all(to_manager.Submit)) >= count
+        def specs() -> list[Any]:
+            self.read()
+            return [spec for message in self.all(to_manager.Submit) for spec in message.calls]
 
-        until(look)
-        return [spec for message in self.all(to_manager.Submit) for spec in message.calls]
+        until(lambda: len(specs()) >= count)
+        return specs()
 
     def answer(self, ends: list[CallEnd], *, first: int | None = None) -> None:
         self.say(to_client.Results(self.sent if first is None else first, ends))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import io
 import os
 import pickle
-import random
 import time
 import weakref
 from pathlib import Path
@@ -116,26 +114,17 @@ def test_a_wrong_specification_is_refused_by_name(specification, words):
     assert again.key == caught.value.key
 
 
-@pytest.mark.parametrize(
-    ("context", "key_of"),
-    [
-        ([load_model, ["a path"], {}], ("a path", {})),
-        ([load_model, ["a path"]], ("a path", {})),
-        ((load_model, ("a path",), {"size": 2}), ("a path", {"size": 2})),
-    ],
-)
-def test_the_papers_specification(context, key_of):
-    made = read_parsl_spec({"context": context})
-    assert made.key == stoker.contexts.recipe_of(load_model, (key_of[0],), key_of[1]).key
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [None, {}, {"context": []}, {"context": load_model}, {"context": ["path"]}, {"context": [load_model, "path"]}],
-)
-def test_a_wrong_paper_specification_shows_the_form(spec):
-    with pytest.raises(SpecificationError, match="loader, "):
-        read_parsl_spec(spec)
+def test_the_papers_specification():
+    for context, arguments in (
+        ([load_model, ["a path"], {}], {}),
+        ([load_model, ["a path"]], {}),
+        ((load_model, ("a path",), {"size": 2}), {"size": 2}),
+    ):
+        key = stoker.contexts.recipe_of(load_model, ("a path",), arguments).key
+        assert read_parsl_spec({"context": context}).key == key
+    for wrong in (None, {}, *({"context": wrong} for wrong in ([], load_model, ["path"], [load_model, "path"]))):
+        with pytest.raises(SpecificationError, match="loader, "):
+            read_parsl_spec(wrong)
 
 
 def test_equal_paper_specifications_share_a_recipe():
@@ -150,15 +139,20 @@ def test_equal_paper_specifications_share_a_recipe():
 # ---- packing
 
 
-def test_a_function_is_pickled_once_and_forgotten_with_the_function():
+def test_a_function_is_pickled_once_and_forgotten_with_it():
     cache = FunctionCache()
 
-    def local(x):
-        return x
+    def made():
+        def local(x):
+            return x
 
+        return local
+
+    local = made()
     first = cache.blob(local, takes_context=False)
     assert cache.blob(local, takes_context=False) is first
     assert cache.blob(local, takes_context=True).key != first.key
+    assert cache.blob(made(), takes_context=False).key == first.key, "an equal function"
     assert payloads.loads(first.blob)[0](7) == 7
     preparer = Preparer()
     prepared = preparer.function(local)
@@ -184,44 +178,33 @@ def _key(preparer, function):
     [
         ("scale = 10", "scale = 11"),
         ("scale = [1, 2]", "scale.append(3)"),
-        ("scale = {1, 2}", "scale.add(3)"),
-        ("scale = {'a': [1]}", "scale['b'] = 2"),
+        ("scale = {'a': {'b': [[0]]}}", "scale['a']['b'][0].append(1)"),
+        ("scale = bytearray(5_000_000)", "scale[4_321_987] = 1"),
+        ("import io; scale = io.BytesIO(b'abc')", "scale.write(b'x')"),
+        ("import random; scale = random.Random(1)", "scale.random()"),
+        ("scale = iter([1, 2])", "next(scale)"),
         ("def scale(): return 1", "def scale(): return 2"),
         ("def inner(): return 1\ndef scale(): return inner()", "def inner(): return 2"),
         ("pass", "scale = 3"),  # its first call raised a NameError
         ("class scale: size = 1", "class scale: size = 2"),
+        ("scale = 1; import functools; times = functools.partial(max, ['a'])", "times.args[0].append('b')"),
+        ("scale = 1; times = type('Made', (), {'rates': [1]})", "times.rates.append(2)"),
+        (
+            "class Scaler:\n    def __init__(self): self.rates = [1]\n    def __call__(self, x): return self.rates\n"
+            "times = Scaler()",
+            "times.rates.append(2)",
+        ),
     ],
 )
-def test_a_function_whose_globals_or_helpers_changed_is_sent_again(before, after):
-    names = _in_a_namespace(f"{before}\ndef times(x):\n    return x, scale\n")
+def test_a_function_is_sent_again_if_something_that_it_uses_changed(before, after):
+    names = _in_a_namespace(f"def times(x):\n    return x, scale\n{before}\n")
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
-    assert _key(preparer, times) == first
+    if "iter(" not in before:  # an iterator is pickled by what is left of it
+        assert _key(preparer, times) == first
     exec(compile(after, "<cell>", "exec"), names)
     second = _key(preparer, times)
     assert second != first
-    assert _key(preparer, times) == second
-
-
-@pytest.mark.parametrize(
-    ("make", "change"),
-    [
-        (lambda: [0] * 100_000, lambda rows: rows.__setitem__(99_999, 1)),
-        (lambda: io.BytesIO(b"abc"), lambda file: file.write(b"x")),
-        (lambda: random.Random(1), lambda numbers: numbers.random()),
-        (lambda: iter([1, 2]), next),
-        (lambda: {"a": {"b": [[0]]}}, lambda table: table["a"]["b"][0].append(1)),
-        (lambda: bytearray(5_000_000), lambda data: data.__setitem__(4_321_987, 1)),
-    ],
-    ids=["long list", "buffer of C", "random state", "iterator", "deep", "large buffer"],
-)
-def test_a_change_in_place_is_seen_wherever_it_is(make, change):
-    names = _in_a_namespace("def use():\n    return held\n")
-    names["held"] = make()
-    preparer, use = Preparer(), names["use"]
-    first = _key(preparer, use)
-    change(names["held"])
-    assert _key(preparer, use) != first
 
 
 def test_unchanged_mutable_value_keeps_the_functions_bytes():
@@ -254,31 +237,6 @@ def test_a_large_captured_value_is_told_of_once(caplog):
     assert [record.getMessage().partition(", and sent")[0] for record in caplog.records] == [
         "use uses table, which may change: its 2.0 MB are pickled with every call"
     ]
-
-
-class Scaler:
-    def __init__(self):
-        self.rates = [1]
-
-    def __call__(self, x):
-        return self.rates
-
-
-@pytest.mark.parametrize(
-    ("make", "change"),
-    [
-        (lambda: functools.partial(load_model, ["a"]), lambda v: v.args[0].append("b")),
-        (Scaler, lambda v: v.rates.append(2)),
-        (lambda: type("Made", (Scaler,), {"rates": [1]}), lambda v: v.rates.append(2)),
-    ],
-    ids=["partial", "object", "class"],
-)
-def test_changed_callable_object_is_sent_again(make, change):
-    preparer, called = Preparer(), make()
-    first = _key(preparer, called)
-    assert _key(preparer, called) == first
-    change(called)
-    assert _key(preparer, called) != first
 
 
 def test_a_name_that_is_bound_to_an_equal_value_changes_nothing(caplog):
@@ -334,17 +292,6 @@ def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
     assert names["table"]().key != submission.recipe.key
 
 
-def test_equal_functions_have_one_key():
-    def make():
-        def inner(x):
-            return x + 1
-
-        return inner
-
-    cache = FunctionCache()
-    assert cache.blob(make(), takes_context=False).key == cache.blob(make(), takes_context=False).key
-
-
 def test_parsls_wrapper_is_taken_off_and_others_are_not():
     app = python_app(double)
     assert bare(app.func) is double
@@ -376,21 +323,19 @@ def test_last_user_of_large_arguments_removes_their_file(tmp_path):
     [file] = tmp_path.iterdir()
     assert payloads.loads(file.read_bytes()) == ((data,), {})
     assert file.stat().st_mode & 0o077 == 0
+    other = LargeArguments(tmp_path)  # of another program
+    others = pack_arguments((data,), {}, name="f", large=other)
+    assert others.name == large.name
     store.drop(large)
     assert file.exists()
     store.drop(large)
+    assert not file.exists()
+    assert payloads.loads(Path(others.source).read_bytes()) == ((data,), {})
+    other.drop(others)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_programs_have_own_files_of_equal_arguments(tmp_path):
-    mine, yours = LargeArguments(tmp_path), LargeArguments(tmp_path)
-    data = os.urandom(1_200_000)
-    ours = [pack_arguments((data,), {}, name="f", large=store) for store in (mine, yours)]
-    assert ours[0].name == ours[1].name
-    mine.drop(ours[0])
-    assert payloads.loads(Path(ours[1].source).read_bytes()) == ((data,), {})
-    yours.drop(ours[1])
-    assert list(tmp_path.iterdir()) == []
+    gone = LargeArguments(tmp_path / "gone")
+    with pytest.raises(errors.SerializationError, match=r"f: its arguments of 1\.2 MB cannot be written to .*gone"):
+        pack_arguments((data,), {}, name="f", large=gone)
 
 
 def test_a_large_result_is_read_and_its_file_goes(tmp_path):
@@ -462,22 +407,17 @@ def test_exit_in_a_call_does_not_end_the_program():
     assert caught.value.kind == "SystemExit"
 
 
-@pytest.mark.parametrize(
-    ("printed", "line"),
-    [
-        (Printed("/l", 3, 9), "  its output: stoker logs c-7"),
-        (
-            Printed("/l", 3, 3),
-            "  nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3",
-        ),
-        (None, "  nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3"),
-    ],
-)
-def test_an_error_names_the_log_that_holds_output_of_its_call(printed, line):
-    failure = Failure(FailureKind.POISON, "it died", pilot="n1", library=3, log="/l", printed=printed)
-    with pytest.raises(errors.PoisonCallError) as caught:
-        failures.outcome(CallEnd(7, False, failure=failure))
-    assert str(caught.value).splitlines()[-1] == line
+def test_an_error_names_the_log_that_holds_output_of_its_call():
+    none_kept = "nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3"
+    for printed, line in (
+        (Printed("/l", 3, 9), "its output: stoker logs c-7"),
+        (Printed("/l", 3, 3), none_kept),
+        (None, none_kept),
+    ):
+        failure = Failure(FailureKind.POISON, "it died", pilot="n1", library=3, log="/l", printed=printed)
+        with pytest.raises(errors.PoisonCallError) as caught:
+            failures.outcome(CallEnd(7, False, failure=failure))
+        assert str(caught.value).splitlines()[-1] == f"  {line}"
 
 
 def test_error_of_a_results_class_is_no_missing_module():
@@ -488,10 +428,7 @@ def test_error_of_a_results_class_is_no_missing_module():
     with pytest.raises(errors.SerializationError, match="no number") as caught:
         failures.outcome(CallEnd(1, True, payloads.dumps(Raises())))
     assert "importable" not in str(caught.value)
-
-
-def test_a_result_that_cannot_be_opened_here_says_so():
-    with pytest.raises(errors.SerializationError, match="c-1: its result"):
+    with pytest.raises(errors.SerializationError, match=r"c-1: its result .*must be importable"):
         failures.outcome(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
 
 
@@ -526,9 +463,3 @@ def test_blocks_that_bring_no_pilot_say_why_once():
         "  the scripts and their output: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"
-
-
-def test_arguments_that_cannot_be_written_say_where(tmp_path):
-    large = LargeArguments(tmp_path / "gone")
-    with pytest.raises(errors.SerializationError, match=r"f: its arguments of 5\.0 MB cannot be written to .*gone"):
-        pack_arguments((b"x" * 5_000_000,), {}, name="f", large=large)

@@ -42,20 +42,18 @@ def test_call_wants_the_shortest_fitting_runtime_first():
     assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
     assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]
     assert lengths(wants.chosen((), {"text": "x" * 64})) == [64]
+    assert wants.chosen(("x",), {}) is wants.chosen(("xx",), {})
     chosen = wants.chosen(("x",), {})
     assert chosen.options.variants == tuple(recipe.key for recipe in chosen.variants)
     assert chosen.takes_context
 
 
-def test_calls_of_one_length_share_what_they_want():
-    wants = read_wants({"context": FAMILY})
-    assert wants.chosen(("x",), {}) is wants.chosen(("xx",), {})
-    assert wants.chosen(("x",), {}) is not wants.chosen(("x" * 20,), {})
-
-
 def test_the_length_that_features_say_counts():
     wants = read_wants({"context": FAMILY, "features": {"input_length": 20}})
     assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
+    wants = read_wants({"context": stoker.family({8: runtime(8)})})
+    with pytest.raises(ConfigError, match="how long its input is"):
+        wants.chosen(("x",), {})
 
 
 def test_an_input_that_is_too_long_is_refused_with_both_lengths():
@@ -66,12 +64,6 @@ def test_an_input_that_is_too_long_is_refused_with_both_lengths():
     assert (caught.value.tokens, caught.value.longest) == (65, 64)
     with pytest.raises(ValueError, match="65 tokens"):
         raise pickle.loads(pickle.dumps(caught.value))
-
-
-def test_where_nothing_says_the_length_the_call_is_refused():
-    wants = read_wants({"context": stoker.family({8: runtime(8)})})
-    with pytest.raises(ConfigError, match="how long its input is"):
-        wants.chosen(("x",), {})
 
 
 def test_an_argument_that_is_not_there_yet_is_waited_for():

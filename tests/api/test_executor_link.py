@@ -21,7 +21,7 @@ from stoker.errors import CallCancelledError, ProtocolError, SessionError, Strea
 from stoker.manager.executor import membership
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.outgoing import Submission
+from stoker.manager.executor.outgoing import Submission, wait_for_answer
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.executor.stream import StreamEnd
@@ -109,10 +109,8 @@ def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until
     call = router.calls(2)[1].call
     router.answer([done(call)])
     answered.result(PATIENCE_S)
-    router.hang_up()
-    until(lambda: not link._joined.is_set())
+    router.break_connection(link)
     late = submit(link, submission("c"))
-    router.frames.clear()
     router.listen()
     hello = router.hear(to_manager.ClientHello)[0]
     assert hello.received == 1
@@ -126,24 +124,6 @@ def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until
     assert late.result(PATIENCE_S) == "made it"
 
 
-def test_reconnection_counts_deadlines_down(link, router, until):
-    timed = dataclasses.replace(submission("due"), due_at=time.monotonic() + 60)
-    submit(link, timed)
-    router.calls(1)
-    first = router.all(to_manager.Submit)[0].due_in_s
-    router.hang_up()
-    until(lambda: not link._joined.is_set())
-    router.frames.clear()
-    router.listen()
-    router.hear(to_manager.ClientHello)
-    before = time.monotonic()
-    router.say(to_client.ClientWelcome("test", 0))
-    until(lambda: _heard(router, "due"))
-    again = router.all(to_manager.Submit)[0].due_in_s
-    assert again < first <= 60
-    assert before <= timed.due_at - again <= time.monotonic(), "it was counted when it was sent again"
-
-
 def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
     future = submit(link, submission())
     [call] = router.calls(1)
@@ -153,10 +133,7 @@ def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
 
 
 def _heard(router, function):
-    while router.socket.poll(0):
-        router._peer, data = router.socket.recv_multipart()
-        frame = router._read(data)
-        router.frames.append((frame.sequence, frame.messages))
+    router.read()
     return next((message.calls for message in router.all(to_manager.Submit) if message.function == function), None)
 
 
@@ -201,7 +178,7 @@ def test_many_threads_submit_at_once(link, router):
 
 
 def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
-    for turn in range(500):
+    for turn in range(200):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
         link.tell(to_manager.WantPilots({}))
@@ -311,9 +288,7 @@ def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monke
 def test_welcome_clears_the_journal_trouble(link, router, until):
     router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
-    router.hang_up()
-    until(lambda: not link._joined.is_set())
-    router.frames.clear()
+    router.break_connection(link)
     router.listen()
     router.hear(to_manager.ClientHello)
     assert link.journal_trouble, "it may be full still"
@@ -358,19 +333,43 @@ def test_forked_child_leaves_its_parents_argument_files(link, router):
     assert not os.path.exists(payload.source)
 
 
-def test_closing_fails_what_waits(link):
+def test_closing_fails_what_waits_for_a_silent_manager(link):
     future = submit(link, submission())
+    assert f"the file system of {link.folder.path} hangs" in link.why_silent()
     link.close()
     with pytest.raises(SessionError, match="closed"):
         future.result(1)
-
-
-def test_link_says_why_a_connected_manager_may_be_silent(link, router):
-    submit(link, submission())
-    router.calls(1)
-    assert f"the file system of {link.folder.path} hangs" in link.why_silent()
-    link.close()
     assert link.why_silent() == ""
+
+
+# ---- questions
+
+
+def test_open_questions_are_asked_again_after_a_break(link, router):
+    gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
+    router.hear(to_manager.AskStory, count=2)
+    assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
+    gone.cancel()
+    router.break_connection(link)
+    router.listen()
+    router.welcome()
+    assert [question.subject for question in router.hear(to_manager.AskStory)] == ["c-2"]
+    router.say(to_client.Story("c-2", True, "headline", ()))
+    assert kept.result(PATIENCE_S).headline == "headline"
+
+
+def test_cancelled_questions_take_no_answer_of_others(link, router):
+    for number in range(5):
+        asked = link.ask_story(f"c-{number}")
+        router.hear(to_manager.AskStory, count=number + 1)  # one that is given up before it has left never leaves
+        with pytest.raises(TimeoutError):
+            wait_for_answer(asked, timeout_s=0)
+    story = link.ask_story("c-5")
+    assert len(link._questions) == 1
+    heard = router.hear(to_manager.AskStory, count=6)
+    router.say(*[to_client.Story(question.subject, True, "headline", ()) for question in heard])
+    assert story.result(PATIENCE_S).subject == "c-5"
+    assert len(link._questions) == 0
 
 
 def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):

@@ -63,16 +63,15 @@ def test_a_map_that_sends_nothing_reports_nothing():
     assert told == []
 
 
-def test_a_session_shows_its_maps(tmp_path):
-    with stoker.load(run_dir=str(tmp_path), progress=False) as session:
-        stream = stoker.map(abs, range(-10_000, 0), window=10)
-        next(stream)
-        (one,) = session.status().maps
-        assert (one.function, one.total, one.kept) == ("abs", 10_000, 0)
-        stream.close()
-        assert session.status().maps == ()
-        endless = stoker.map(abs, iter(range(10_000)), window=10)
-        next(endless)
-        (one,) = session.status().maps
-        assert one.total == -1
-        endless.close()
+def test_a_session_shows_its_maps(session):
+    stream = stoker.map(abs, range(-10_000, 0), window=10)
+    next(stream)
+    (one,) = session.status().maps
+    assert (one.function, one.total, one.kept) == ("abs", 10_000, 0)
+    stream.close()
+    assert session.status().maps == ()
+    endless = stoker.map(abs, iter(range(10_000)), window=10)
+    next(endless)
+    (one,) = session.status().maps
+    assert one.total == -1
+    endless.close()

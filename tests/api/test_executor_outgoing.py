@@ -122,13 +122,9 @@ def timed(*submissions: Submission) -> tuple[Outgoing, Callable[..., OpenCall]]:
 
 
 def test_a_deadline_leaves_as_the_seconds_that_are_left() -> None:
-    [frame] = timed(TIMED, SUBMISSION)[0].frames(100.0)
-    assert seconds_left(frame) == [60.0, None]
-
-
-def test_waiting_call_has_fewer_seconds_left() -> None:
-    [late] = timed(TIMED)[0].frames(170.0)
-    assert seconds_left(late) == [-10.0]
+    for now, left in ((100.0, 60.0), (170.0, -10.0)):
+        [frame] = timed(TIMED, SUBMISSION)[0].frames(now)
+        assert seconds_left(frame) == [left, None]
 
 
 def test_resent_frame_differs_only_in_seconds_left() -> None:

@@ -26,7 +26,7 @@ def came(stream):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize(("size", "count"), [(300 * KB, 150), (1_200 * KB, 40)])
+@pytest.mark.parametrize(("size", "count"), [(300 * KB, 60), (1_200 * KB, 20)])
 def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, ordered, size, count):
     app = stoker.app()(lambda number: large(number, size))
     stream = stoker.map(app, range(count), ordered=ordered)

@@ -116,25 +116,16 @@ SPECIFICATION: dict[str, list[Any]] = {
 }
 
 
-def cases(table: dict[str, list[Any]]) -> list[Any]:
-    return [
-        pytest.param(option, value, id=f"{option}-{number}")
-        for option, values in table.items()
-        for number, value in enumerate(values)
-    ]
-
-
-def refused(call: Callable[..., Any], option: str, **given: Any) -> str:
-    """Return the message of the declared error, which names the option."""
-    with pytest.raises(StokerError) as caught:
-        call(**given)
-    said = str(caught.value)
-    assert option in said, said
-    assert "$" not in said, "no path of the wire"
-    assert "_bytes" not in said, said
-    assert "limit_s" not in said, said
-    assert len(said) < 700, said
-    return said
+def refuse_each(call: Callable[..., Any], option: str, values: list[Any]) -> None:
+    """Each value raises a declared error that names the option."""
+    for value in values:
+        with pytest.raises(StokerError) as caught:
+            call(**{option: value})
+        said = str(caught.value)
+        assert option in said, (value, said)
+        assert not any(word in said for word in ("$", "_bytes", "limit_s")), f"no word of the wire: {said}"
+        assert "was called before a site was loaded" not in said
+        assert len(said) < 700, said
 
 
 @pytest.fixture(autouse=True)
@@ -142,49 +133,48 @@ def no_session_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_SESSION", raising=False)
 
 
-@pytest.mark.parametrize(("option", "value"), cases(APP))
-def test_app(option: str, value: Any) -> None:
-    refused(lambda **given: stoker.app(**given)(echo), option, **{option: value})
+def app(**given: Any) -> Any:
+    return stoker.app(**given)(echo)
 
 
-@pytest.mark.parametrize(("option", "value"), cases(CONTEXT))
-def test_context(option: str, value: Any) -> None:
-    refused(lambda **given: stoker.context(**given)(load_model)(), option, **{option: value})
+def context(**given: Any) -> Any:
+    return stoker.context(**given)(load_model)()
 
 
-@pytest.mark.parametrize(("option", "value"), cases(MAP))
-def test_map(option: str, value: Any) -> None:
-    given: dict[str, Any] = {"function": echo, "items": [1], option: value}
-    function, items = given.pop("function"), given.pop("items")
-    said = refused(lambda: stoker.map(function, items, **given), option)
-    assert "was called before a site was loaded" not in said
+def map_(function: Any = echo, items: Any = (1,), **given: Any) -> Any:
+    return stoker.map(function, items, **given)
 
 
-@pytest.mark.parametrize(("option", "value"), cases(EXECUTOR))
-def test_executor(option: str, value: Any) -> None:
-    refused(stoker.StokerExecutor, "site" if option == "site" else option, **{option: value})
+def specification(**given: Any) -> Any:
+    return read_wants(given)
 
 
-@pytest.mark.parametrize(("option", "value"), cases(LOAD))
-def test_load(option: str, value: Any) -> None:
-    refused(stoker.load, "site" if option == "site" else option, **{option: value})
+def warm(context: Any = MODEL, count: Any = 1) -> Any:
+    return object.__new__(Session).warm(context, count)  # it looks at its options before it asks a session
 
 
-@pytest.mark.parametrize(("option", "value"), cases(SPECIFICATION))
-def test_specification(option: str, value: Any) -> None:
-    refused(lambda: read_wants({option: value}), option)
+WARM = {"context": [load_model], "count": [0, -1, "2", True, 1.5, 10**30]}
+CALLS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
+    (app, APP), (context, CONTEXT), (map_, MAP), (stoker.StokerExecutor, EXECUTOR), (stoker.load, LOAD),
+    (specification, SPECIFICATION), (warm, WARM),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [0, -1, "2", True, 1.5, 10**30])
-def test_warm(count: Any) -> None:
-    session = object.__new__(Session)  # it asks nothing of a session before it has looked at its options
-    refused(lambda: session.warm(MODEL, count), "count")
+@pytest.mark.parametrize(
+    ("call", "option", "values"),
+    [
+        pytest.param(call, option, values, id=f"{call.__name__}-{option}")
+        for call, table in CALLS
+        for option, values in table.items()
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(call: Callable[..., Any], option: str, values: list[Any]) -> None:
+    refuse_each(call, option, values)
 
 
-def test_warm_and_explain_of_what_is_none() -> None:
-    session = object.__new__(Session)
-    refused(lambda: session.warm(load_model), "context")  # type: ignore[arg-type]
-    refused(lambda: session.explain(3), "session.explain")  # type: ignore[arg-type]
+def test_the_subject_of_a_story_is_a_name() -> None:
+    with pytest.raises(ConfigError, match=r"session\.explain"):
+        object.__new__(Session).explain(3)  # type: ignore[arg-type]
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
@@ -209,25 +199,21 @@ def test_the_tables_have_every_option(table: dict[str, list[Any]], real: set[str
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("function", "option", "error", "said"),
     [
-        ("retries", r"@stoker.app has no option retries; Parsl tries calls again: stoker.load\(retries=2\)"),
-        ("priorty", "@stoker.app has no option priorty; did you mean priority"),
-        ("qqq", "@stoker.app has no option qqq; it takes context, batch_size"),
+        (stoker.app, "retries", ConfigError, r"@stoker.app has no option retries; .*: stoker.load\(retries=2\)"),
+        (stoker.app, "priorty", ConfigError, "@stoker.app has no option priorty; did you mean priority"),
+        (stoker.app, "qqq", ConfigError, "@stoker.app has no option qqq; it takes context, batch_size"),
+        (stoker.load, "retrys", ConfigError, r"stoker\.load has no option retrys; did you mean retries"),
+        (stoker.load, "qqq", ConfigError, r"stoker\.load has no option qqq; it takes its own options and Parsl.s"),
+        (stoker.context, "memry", RecipeError, "@context has no option 'memry'; did you mean memory"),
     ],
 )
-def test_an_option_that_app_does_not_have(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        stoker.app(**{option: 1})
-
-
-def test_an_option_that_load_and_context_do_not_have() -> None:
-    with pytest.raises(ConfigError, match=r"stoker\.load has no option retrys; did you mean retries"):
-        stoker.load(retrys=1)
-    with pytest.raises(ConfigError, match=r"stoker\.load has no option qqq; it takes its own options and Parsl.s"):
-        stoker.load(qqq=1)
-    with pytest.raises(RecipeError, match="@context has no option 'memry'; did you mean memory"):
-        stoker.context(memry="4 GB")
+def test_an_unknown_option_is_refused(
+    function: Callable[..., Any], option: str, error: type[StokerError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        function(**{option: 1})
 
 
 def test_an_empty_session_says_that_a_variable_may_not_be_set() -> None:
@@ -307,9 +293,8 @@ def test_what_has_no_signature_is_no_app(function: Any) -> None:
 
 
 def test_an_app_is_called_what_its_function_is() -> None:
-    assert repr(stoker.app(functools.partial(echo, 1))) == "<app echo: no context>"
-    assert stoker.app(functools.partial(echo, 1)).__name__ == "echo"
-    assert repr(stoker.app(len)) == "<app len: no context>"
+    for app, name in ((stoker.app(functools.partial(echo, 1)), "echo"), (stoker.app(len), "len")):
+        assert (repr(app), app.__name__) == (f"<app {name}: no context>", name)
 
 
 def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:

@@ -93,16 +93,16 @@ class SlowToPack:
         return str, (self.text,)
 
 
-def test_a_call_cancelled_while_packed_is_stopped(session, tmp_path):
-    """It may begin: its cancellation follows its submission."""
-    argument = SlowToPack(str(tmp_path / "begun"))
-    future = nap(600, argument, after=nap(0))  # a future among its arguments: they are packed when it is submitted
+def test_a_call_cancelled_while_packed_never_begins(session, tmp_path):
+    begun = tmp_path / "begun"
+    future = nap(600, SlowToPack(str(begun)), after=nap(0))  # with a future: its arguments are packed late
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
     go_on.set()
-    until(lambda: future.task_record["exec_fu"] is not None, why="it is submitted")
-    until(lambda: not session.executor.link.waiting, why="no call is open")
-    until(lambda: left(session) == 0, why="nothing runs")
+    until(lambda: future.task_record["exec_fu"] is not None, why="the kernel has its future")
+    assert future.task_record["exec_fu"].call is None, "it was not submitted"
+    assert nap(0.0).result(PATIENCE_S) == 0.0
+    assert not begun.exists()
 
 
 def test_a_call_that_has_ended_cannot_be_cancelled(session):
@@ -222,6 +222,23 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
     leave(recipe, str(tmp_path / "begun"))
     until(lambda: left(session) == 0, why="nothing runs")
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
+
+
+def test_calls_see_a_network_as_it_is_trained_in_place(writer):
+    import torch
+
+    net = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+
+    @stoker.app(context=writer[0])
+    def predict(model):
+        return net.weight.item()
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
+        optimizer.step()
+        assert predict().result(PATIENCE_S) == net.weight.item()
 
 
 def test_a_call_is_submitted_when_the_app_returns_its_future(session):

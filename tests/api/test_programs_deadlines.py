@@ -15,16 +15,7 @@ from stoker.manager.executor import client, map_calls
 HOURS_S = 7200.0
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), retries=3) as session:
-        plain().result(60)
-        yield session
-
-
-@stoker.app()
-def plain():
-    return "hot"
+LOAD = {"retries": 3}
 
 
 @pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])

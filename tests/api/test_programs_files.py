@@ -8,7 +8,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,19 +18,36 @@ from parsl import bash_app, python_app
 
 import stoker
 from stoker import errors
-from stoker.contexts.folders import program_folder
+from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.manager.executor.options import CallPlace
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A program's folder with a model file."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
 
 
-def test_relative_files_work_as_with_parsl(here: Path) -> None:
+@pytest.fixture(scope="module")
+def session(here: Path) -> Iterator[Any]:
+    with stoker.load(progress=False) as session:
+        yield session
+
+
+@pytest.fixture
+def elsewhere(session: Any, monkeypatch: pytest.MonkeyPatch) -> ProgramFolder:
+    """Have pilots not see the program's folder."""
+    home = program_folder()
+    elsewhere = msgspec.structs.replace(home, inode=home.inode + 1)
+    monkeypatch.setattr(session.executor, "call_place", CallPlace(home=elsewhere))
+    return elsewhere
+
+
+def test_relative_files_work_as_with_parsl(session: Any, here: Path) -> None:
     @stoker.context(slots=2)
     def model():
         with open("model.pkl", "rb") as file:
@@ -56,43 +75,41 @@ def test_relative_files_work_as_with_parsl(here: Path) -> None:
     def together():
         Path(f"rank{stoker.gang().rank}.txt").write_text("x")
 
-    with stoker.load(progress=False):
-        assert list(stoker.map(score, range(3))) == [0, 1, 2]
-        assert list(stoker.map(reads, range(3))) == ["0", "5", "10"]
-        parsls().result(60)
-        assert shell().result(60) == 0
-        together().result(60)
-        stoker.app(context=model())(lambda model: Path("made").mkdir())().result(60)
+    assert list(stoker.map(score, range(3))) == [0, 1, 2]
+    assert list(stoker.map(reads, range(3))) == ["0", "5", "10"]
+    parsls().result(60)
+    assert shell().result(60) == 0
+    together().result(60)
+    stoker.app(context=model())(lambda model: Path("made").mkdir())().result(60)
     assert Path("shell.txt").read_text().strip() == str(os.path.getsize("model.pkl"))
     wanted = {"of parsl.txt", "of-bash.txt", "rank0.txt", "rank1.txt", "made", *(f"result{i}.txt" for i in range(3))}
     assert wanted <= set(os.listdir(here))
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     @stoker.app
     def leaves(i):
-        Path(f"result{i}.txt").write_text("x")
+        Path(f"lost{i}.txt").write_text("x")
 
     @stoker.app
     def reads():
         return Path("model.pkl").read_bytes()
 
-    with stoker.load(progress=False) as session, caplog.at_level(logging.WARNING, logger="stoker"):
-        home = program_folder()
-        session.executor.call_place = CallPlace(home=msgspec.structs.replace(home, inode=home.inode + 1))
+    with caplog.at_level(logging.WARNING, logger="stoker"):
         for i in range(3):
             leaves(i).result(60)
         with pytest.raises(FileNotFoundError) as missing:
             reads().result(60)
     (said,) = [record.getMessage() for record in caplog.records if "left files" in record.getMessage()]
     assert said.startswith("test_lost_files_are_told_once_for_each_function.leaves left files")
-    assert "result0.txt" in said
+    assert "lost0.txt" in said
     assert f"does not see {here}" in said
     assert any('@context(files=("model.pkl",))' in note for note in missing.value.__notes__)
-    assert not list(here.glob("result*.txt"))
+    assert not list(here.glob("lost*.txt"))
 
 
-def test_file_that_travels_is_found_by_its_relative_name(here: Path, tmp_path_factory) -> None:
+def test_file_that_travels_is_found_by_its_relative_name(here: Path, elsewhere: ProgramFolder) -> None:
     (here / "data").mkdir()
     (here / "data" / "words.txt").write_text("a b")
 
@@ -100,22 +117,17 @@ def test_file_that_travels_is_found_by_its_relative_name(here: Path, tmp_path_fa
     def model():
         return pickle.loads(Path("model.pkl").read_bytes()), Path("data/words.txt").read_text()
 
-    recipe = model()
-    elsewhere = msgspec.structs.replace(recipe.home, inode=recipe.home.inode + 1)
-    recipe = msgspec.structs.replace(recipe, home=elsewhere)
-
-    @stoker.app(context=recipe)
+    @stoker.app(context=msgspec.structs.replace(model(), home=elsewhere))
     def use(loaded, i):
         Path(f"left{i}").write_text("x")
         return loaded, Path("data/words.txt").read_text(), sorted(os.listdir("."))
 
-    with stoker.load(progress=False) as session:
-        session.executor.call_place = CallPlace(home=elsewhere)
-        for i in range(2):
-            assert use(i).result(60) == (({"weight": 5}, "a b"), "a b", ["data", f"left{i}", "model.pkl"])
+    for i in range(2):
+        assert use(i).result(60) == (({"weight": 5}, "a b"), "a b", ["data", f"left{i}", "model.pkl"])
 
 
-def test_open_file_is_refused_where_it_is_given(here: Path) -> None:
+@pytest.mark.usefixtures("session")
+def test_open_file_is_refused_where_it_is_given() -> None:
     log = open("log.txt", "w+")  # noqa: SIM115
 
     @stoker.app
@@ -130,7 +142,7 @@ def test_open_file_is_refused_where_it_is_given(here: Path) -> None:
     def plain(value):
         return str(value)
 
-    with stoker.load(progress=False), log, tempfile.NamedTemporaryFile("w+") as temporary:
+    with log, tempfile.NamedTemporaryFile("w+") as temporary:
         with pytest.raises(errors.SerializationError, match=r"'log' that it closes over is an open file 'log\.txt'"):
             note(1).result(60)
         with pytest.raises(errors.SerializationError, match=r"variable 'log'.*open file"):
@@ -164,22 +176,14 @@ with stoker.load(session=sys.argv[1], progress=False):
 """
 
 
-def test_programs_in_two_folders_share_a_session_and_no_files(here: Path) -> None:
+def test_programs_in_two_folders_share_a_session_and_no_files(session: Any, here: Path) -> None:
     (here / "program.py").write_text(_PROGRAM)
     for name in "ab":
         (here / name).mkdir()
         (here / name / "model.txt").write_text(f"model {name}")
-    with stoker.load(progress=False) as session:
-        programs = {
-            name: subprocess.Popen(
-                [sys.executable, str(here / "program.py"), str(session.folder)],
-                cwd=here / name,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for name in "ab"
-        }
-        said = {name: program.communicate(timeout=120)[0] for name, program in programs.items()}
+    command = [sys.executable, str(here / "program.py"), str(session.folder)]
+    programs = {name: subprocess.Popen(command, cwd=here / name, stdout=subprocess.PIPE, text=True) for name in "ab"}
+    said = {name: program.communicate(timeout=120)[0] for name, program in programs.items()}
     for name in "ab":
         assert eval(said[name]) == {(f"model {name}", str(here / name)), str(here / name)}
         assert {Path(here, name, f"out{i}.txt").read_text() for i in range(20)} == {f"model {name}"}

@@ -55,7 +55,7 @@ def test_outside_of_a_gang_a_call_is_rank_0_of_1(session):
     assert stoker.app()(lambda: repr(stoker.gang()))().result(LIMIT_S) == "<rank 0 of 1>"
 
 
-def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path):
+def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path, until):
     def steps(context, folder):
         from stoker.contexts import saved_state
 
@@ -73,10 +73,8 @@ def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path):
 
     gang = together(steps)
     future = gang(str(tmp_path))
-    end = time.monotonic() + LIMIT_S
-    while not (tmp_path / "steps-0").exists() or len((tmp_path / "steps-0").read_text().split()) < 8:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    steps = tmp_path / "steps-0"
+    until(lambda: steps.exists() and len(steps.read_text().split()) >= 8)
     victim = next(tmp_path.glob("began-1-*"))
     os.kill(int(victim.name.rpartition("-")[2]), signal.SIGKILL)
     assert future.result(LIMIT_S) == 30
@@ -88,7 +86,7 @@ def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path):
     assert together.loads() == 3, "the rank that was not killed kept its context"
 
 
-def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path):
+def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path, until):
     def long(context, folder):
         (Path(folder) / f"runs-{stoker.gang().rank}").touch()
         while True:
@@ -96,10 +94,7 @@ def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path):
             stoker.progress(1)
 
     future = together(long)(str(tmp_path))
-    end = time.monotonic() + LIMIT_S
-    while len(list(tmp_path.glob("runs-*"))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: len(list(tmp_path.glob("runs-*"))) == 2)
     assert future.cancel()
     assert together(lambda context: stoker.gang().size)().result(LIMIT_S) == 2
     assert together.loads() == 2

@@ -1,6 +1,8 @@
-"""A class of a module next to the program is one class in the program, a loader and a function."""
+"""Modules next to the program: their classes and globals are the same in the program, a loader and a function."""
 
 from __future__ import annotations
+
+import pytest
 
 SHAPES = """
 import dataclasses
@@ -22,13 +24,39 @@ class Broken(Exception):
 
 def broken():
     raise Broken("so it is")
+
+def triple(x):
+    return 3 * x
+"""
+STATE = """
+MODEL = None
+calls = []
+
+def init():
+    global MODEL
+    MODEL = "loaded"
+    calls.append(1)
+
+def use():
+    return MODEL
+
+class User:
+    def use(self):
+        return MODEL
 """
 PROGRAM = """
+import pathlib
+import time
 import stoker
+import shapes
+import state
 from shapes import Box, Broken, Color, Settings
+from state import use
+
+# ---- one class
 
 @stoker.context
-def load():
+def load_box():
     from shapes import Box
     return Box(3)
 
@@ -47,8 +75,8 @@ def gives():
     from shapes import Box, Color
     return Box(3), Color.RED
 
-@stoker.app(context=load())
-def of_context(loaded):
+@stoker.app(context=load_box())
+def of_box(loaded):
     return isinstance(loaded, Box), loaded == Box(3)
 
 @stoker.app
@@ -61,59 +89,22 @@ def settings():
     import shapes
     return Settings.rate, shapes.Settings.rate, shapes.Settings.names
 
-if __name__ == "__main__":
-    with stoker.load(progress=False):
-        print(takes(Box(3), Color.RED).result(60))
-        print(list(stoker.map(takes.function, [])), [each for each in stoker.map(stoker.app(lambda box: takes.function(
-            box, Color.RED)), [Box(3)])])
-        print(captures().result(60))
-        box, color = gives().result(60)
-        print(type(box) is Box, box == Box(3), color is Color.RED)
-        print(of_context().result(60))
-        try:
-            fails().result(60)
-        except Broken as error:
-            print("caught:", error)
-        Settings.rate, Settings.names = 2, ["b"]
-        print(settings().result(60))
-"""
-EXPECTED = """\
-(True, True, 1, True)
-[] [(True, True, 1, True)]
-(True, True)
-True True True
-(True, True)
-caught: so it is
-(2, 2, ['b'])
-"""
+def classes():
+    print(takes(Box(3), Color.RED).result(60))
+    print(list(stoker.map(stoker.app(lambda box: takes.function(box, Color.RED)), [Box(3)])))
+    print(captures().result(60))
+    box, color = gives().result(60)
+    print(type(box) is Box, box == Box(3), color is Color.RED)
+    print(of_box().result(60))
+    try:
+        fails().result(60)
+    except Broken as error:
+        print("caught:", error)
+    Settings.rate, Settings.names = 2, ["b"]
+    print(settings().result(60))
+    print(list(stoker.map(shapes.triple, range(3))))
 
-
-def test_class_of_a_neighbouring_module_is_one_class(run_program, tmp_path):
-    (tmp_path / "shapes.py").write_text(SHAPES)
-    done = run_program(PROGRAM)
-    assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
-
-
-STATE = """
-MODEL = None
-calls = []
-
-def init():
-    global MODEL
-    MODEL = "loaded"
-    calls.append(1)
-
-def use():
-    return MODEL
-
-class User:
-    def use(self):
-        return MODEL
-"""
-USES = """
-import state
-import stoker
-from state import use
+# ---- one set of globals
 
 @stoker.app
 def init_and_use():
@@ -126,31 +117,15 @@ def set_and_use():
     return state.use(), use()
 
 @stoker.context
-def load():
+def load_state():
     state.init()
     return state.MODEL
 
-@stoker.app(context=load())
-def of_context(loaded):
+@stoker.app(context=load_state())
+def of_state(loaded):
     return loaded, len(state.calls)
 
-if __name__ == "__main__":
-    with stoker.load(progress=False):
-        print(init_and_use().result(60), set_and_use().result(60), of_context().result(60))
-"""
-
-
-def test_functions_of_a_captured_module_share_its_globals(run_program, tmp_path):
-    (tmp_path / "state.py").write_text(STATE)
-    done = run_program(USES)
-    expected = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
-    assert (done.returncode, done.stdout) == (0, expected), done.stderr
-
-
-EDITED = """
-import pathlib
-import time
-import stoker
+# ---- edited
 
 helper = pathlib.Path("helper.py")
 CELL = '''
@@ -171,14 +146,44 @@ if __name__ == "__main__":
         exec(CELL)
         first = width().result(60)
         again = width().result(60)
-        time.sleep(2.5)  # a library that is younger imports the module again
+        began = time.monotonic()
+        classes()
+        print(init_and_use().result(60), set_and_use().result(60), of_state().result(60))
+        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a library that is younger imports the module again
         helper.write_text("WIDTH = 22")
         exec(CELL)
         edited = width().result(60)
         print(first[0], edited[0], first[1] == again[1], first[1] != edited[1], edited[2])
 """
+ONE_CLASS = """\
+(True, True, 1, True)
+[(True, True, 1, True)]
+(True, True)
+True True True
+(True, True)
+caught: so it is
+(2, 2, ['b'])
+[0, 3, 6]
+"""
+ONE_SET_OF_GLOBALS = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
+EDITED = "1 22 True True loaded\n"
 
 
-def test_an_edited_module_ends_a_library_that_has_imported_it(run_program):
-    done = run_program(EDITED)
-    assert (done.returncode, done.stdout) == (0, "1 22 True True loaded\n"), done.stderr
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, run_program_in):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "shapes.py").write_text(SHAPES)
+    (folder / "state.py").write_text(STATE)
+    return run_program_in(folder, PROGRAM)
+
+
+def test_class_of_a_neighbouring_module_is_one_class(done):
+    assert done.stdout.startswith(ONE_CLASS), done.stderr
+
+
+def test_functions_of_a_captured_module_share_its_globals(done):
+    assert ONE_SET_OF_GLOBALS in done.stdout, done.stderr
+
+
+def test_an_edited_module_ends_a_library_that_has_imported_it(done):
+    assert (done.returncode, done.stdout.removeprefix(ONE_CLASS + ONE_SET_OF_GLOBALS)) == (0, EDITED), done.stderr

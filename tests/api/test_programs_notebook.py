@@ -65,8 +65,8 @@ def notebook(tmp_path_factory, own_home):
         begun = notebook.run("import stoker\nsession = stoker.load(run_dir='runs')")
         assert not begun.error, begun.error
         yield notebook
-        ended = notebook.run("session.stop()")
-        assert not ended.error, ended.error
+        ended = notebook.run("session.stop()\nprint(repr(session))")
+        assert ended.text.endswith("stopped>\n"), ended.error
     finally:
         notebook.close()
 
@@ -110,6 +110,8 @@ def test_a_changed_helper_is_used(notebook):
     assert notebook.run("weigh(10).result()").text == "10"
     notebook.run("def weight():\n    return 3\n")
     assert notebook.run("weigh(10).result()").text == "30"
+    notebook.run("@stoker.app()\ndef weigh(x):\n    return -x * weight()\n")
+    assert notebook.run("weigh(10).result()").text == "-30", "the app of a cell that ran again"
 
 
 def test_the_bar_stands_still(notebook):

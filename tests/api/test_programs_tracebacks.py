@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,33 +12,86 @@ from stoker.tracebacks import trim
 
 SITE = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
 OWN = ("manager/executor", "site-packages/parsl")
+STOKER_RUN = ("-m", "stoker.manager.cli.entry", "run")
 
 
-def stderr_of(folder: Path, text: str, *command: str) -> str:
-    (folder / "program.py").write_text(textwrap.dedent(text))
-    (folder / "here.toml").write_text(SITE)
-    words = [sys.executable, *command, "program.py"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stderr
+@pytest.fixture(scope="module")
+def stderr_of(run_program_in):
+    def stderr_of(folder: Path, text: str, *command: str) -> str:
+        (folder / "here.toml").write_text(SITE)
+        done = run_program_in(folder, text, command=command)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stderr
+
+    return stderr_of
 
 
 CALL = """
-    import stoker
+import stoker
 
-    @stoker.app
-    def label_of(text):
-        return {"yes": 1}[text]
+@stoker.app
+def label_of(text):
+    return {"yes": 1}[text]
 
-    if __name__ == "__main__":
-        with stoker.load("here.toml"):
-            list(stoker.map(label_of, ["yes", "no"]))
-    """
+if __name__ == "__main__":
+    with stoker.load("here.toml"):
+        list(stoker.map(label_of, ["yes", "no"]))
+"""
+SEVERAL = """
+import multiprocessing
+import sys
+import stoker
+
+@stoker.app
+def label_of(text):
+    return {"yes": 1}[text]
+
+def items():
+    yield 1
+    raise ValueError("row 2 is bad")
+
+def square(number):
+    return number * number
+
+@stoker.app
+def squares_of_main(count):
+    with multiprocessing.Pool(1) as pool:
+        return pool.map(square, range(count))
+
+@stoker.app
+def squares_of_helpers(count):
+    from helpers import square
+
+    with multiprocessing.Pool(1) as pool:
+        return pool.map(square, range(count))
+
+def told(run):
+    try:
+        run()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # as the end of the program
+    print("----", file=sys.stderr)
+
+if __name__ == "__main__":
+    with stoker.load("here.toml"):
+        told(lambda: list(stoker.map(label_of, ["yes", "no"])))
+        told(lambda: list(stoker.map(abs, items())))
+        told(lambda: squares_of_main(3).result())
+        raise SystemExit(str(squares_of_helpers(3).result()))
+"""
 
 
-@pytest.mark.parametrize("command", [(), ("-m", "stoker.manager.cli.entry", "run")], ids=["python", "stoker run"])
-def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path: Path, command: tuple[str, ...]) -> None:
-    said = stderr_of(tmp_path, CALL, *command)
+@pytest.fixture(scope="module")
+def several(tmp_path_factory, stderr_of):
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "helpers.py").write_text("def square(number):\n    return number * number\n")
+    said = stderr_of(folder, SEVERAL).split("----\n")
+    return dict(zip(("call", "inputs", "pool", "advice taken"), said, strict=True))
+
+
+@pytest.mark.parametrize("way", ["python", "stoker run"])
+def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path, several, stderr_of, way):
+    said = several["call"] if way == "python" else stderr_of(tmp_path, CALL, *STOKER_RUN)
     assert "return {" in said, "the line in the library, which is the cause"
     assert "direct cause of the following exception" in said
     assert 'list(stoker.map(label_of, ["yes", "no"]))' in said
@@ -49,48 +99,40 @@ def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path: Path, com
     assert not any(place in said for place in OWN)
 
 
-def test_an_error_of_an_option_shows_the_users_line_alone(tmp_path: Path) -> None:
-    said = stderr_of(tmp_path, "import stoker\nstoker.load('hree.toml')\n")
-    assert said.splitlines()[1:] == [
-        f'  File "{os.path.realpath(tmp_path)}/program.py", line 2, in <module>',
-        "    stoker.load('hree.toml')",
-        "stoker.errors.ConfigError: hree.toml: no such file; did you mean here.toml?",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("@stoker.context(memory=16)\ndef load(): ...", "RecipeError: @context(memory=16): 16 is not a size"),
-        ("@stoker.app(timeout='2')\ndef run(): ...", "SpecificationError: timeout: '2' is not a duration"),
-        ("stoker.app()(abs)(1)", "SessionError: abs was called before a site was loaded"),
-    ],
-)
-def test_an_error_before_a_session_shows_the_users_line_alone(tmp_path: Path, line: str, why: str) -> None:
-    said = stderr_of(tmp_path, f"import stoker\n{line}\n")
-    assert why in said
-    assert said.count("  File ") == 1
-
-
-def test_an_error_of_the_users_inputs_keeps_both_of_their_frames(tmp_path: Path) -> None:
-    said = stderr_of(
-        tmp_path,
-        """
-        import stoker
-
-        def items():
-            yield 1
-            raise ValueError("row 2 is bad")
-
-        if __name__ == "__main__":
-            with stoker.load("here.toml"):
-                list(stoker.map(abs, items()))
-        """,
-    )
+def test_an_error_of_the_users_inputs_keeps_both_of_their_frames(several):
+    said = several["inputs"]
     assert "list(stoker.map(abs, items()))" in said
     assert "in items" in said
     assert "ValueError: row 2 is bad" in said
     assert not any(place in said for place in OWN)
+
+
+def test_pool_in_a_call_says_how_its_function_is_found(several):
+    said = several["pool"]
+    assert "pickle, which multiprocessing uses, finds square by its module and name" in said
+    assert "Import it inside the call from a file next to the program (from helpers import square)" in said
+    assert several["advice taken"].strip().endswith("[0, 1, 4]")
+
+
+OPTIONS = {
+    "stoker.load('hree.toml')": "stoker.errors.ConfigError: hree.toml: no such file; did you mean here.toml?",
+    "stoker.context(memory=16)(dict)": "RecipeError: @context(memory=16): 16 is not a size",
+    "stoker.app(timeout='2')(dict)": "SpecificationError: timeout: '2' is not a duration",
+    "stoker.app()(abs)(1)": "SessionError: abs was called before a site was loaded",
+}
+
+
+def test_an_error_before_a_session_shows_the_users_line_alone(tmp_path, stderr_of):
+    tried = "\n".join(f"try:\n    {line}\nexcept Exception:\n    told()" for line in OPTIONS)
+    told = "def told():\n    sys.excepthook(*sys.exc_info())\n    print('----', file=sys.stderr)"
+    shown = stderr_of(tmp_path, f"import sys\nimport stoker\n{told}\n{tried}\nstoker.load('hree.toml')\n")
+    *handled, uncaught = shown.split("----\n")
+    for said, (line, why) in zip([*handled, uncaught], [*OPTIONS.items(), next(iter(OPTIONS.items()))], strict=True):
+        place, shows, *rest = said.splitlines()[1:]
+        assert place.startswith(f'  File "{os.path.realpath(tmp_path)}/program.py", line ')
+        assert shows == f"    {line}"
+        assert why in "\n".join(rest)
+        assert said.count("  File ") == 1
 
 
 def test_an_error_of_stoker_itself_stays_whole() -> None:
@@ -121,55 +163,7 @@ def test_a_cause_is_trimmed_and_kept() -> None:
     assert (cause.__traceback__.tb_frame.f_code.co_name, cause.__traceback__.tb_next) == ("load", None)
 
 
-def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    run = ("-m", "stoker.manager.cli.entry", "run", "--session", "nosuch")
-    said = stderr_of(tmp_path, "raise SystemExit('it ran')\n", *run)
+def test_a_session_that_is_not_there_is_one_line(tmp_path, stderr_of):
+    said = stderr_of(tmp_path, "raise SystemExit('it ran')\n", *STOKER_RUN, "--session", "nosuch")
     assert said.startswith("no session 'nosuch' on this machine")
     assert len(said.splitlines()) == 1
-
-
-def test_pool_in_a_call_says_how_its_function_is_found(tmp_path: Path) -> None:
-    said = stderr_of(
-        tmp_path,
-        """
-        import multiprocessing
-        import stoker
-
-        def square(number):
-            return number * number
-
-        @stoker.app
-        def squares(count):
-            with multiprocessing.Pool(1) as pool:
-                return pool.map(square, range(count))
-
-        if __name__ == "__main__":
-            with stoker.load("here.toml"):
-                print(squares(3).result())
-        """,
-    )
-    assert "pickle, which multiprocessing uses, finds square by its module and name" in said
-    assert "Import it inside the call from a file next to the program (from helpers import square)" in said
-
-
-def test_that_advice_works(tmp_path: Path) -> None:
-    (tmp_path / "helpers.py").write_text("def square(number):\n    return number * number\n")
-    said = stderr_of(
-        tmp_path,
-        """
-        import multiprocessing
-        import stoker
-
-        @stoker.app
-        def squares(count):
-            from helpers import square
-
-            with multiprocessing.Pool(1) as pool:
-                return pool.map(square, range(count))
-
-        if __name__ == "__main__":
-            with stoker.load("here.toml"):
-                raise SystemExit(str(squares(3).result()))
-        """,
-    )
-    assert said.strip().endswith("[0, 1, 4]")

@@ -5,7 +5,7 @@ or refuses requests by the work of the engines.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +32,9 @@ pytestmark = [
 def write(model, prompt):
     from stoker.pilot.library.library_turns import TurnBoard
 
-    text = model.generate([prompt], max_new_tokens=60)[0]
+    text = model.generate([prompt], max_new_tokens=40)[0]
     [board] = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/turns")}
     return text, tuple(row.library for row in TurnBoard(Path(board)).rows())
-
-
-def test_two_engines_on_one_device_share_a_board(tmp_path: Path) -> None:
-    for name, longest in (("one", "2048"), ("two", "1024")):
-        write_tiny_model(tmp_path / name)
-        config = tmp_path / name / "config.json"
-        config.write_text(config.read_text().replace("2048", longest))  # models that are alike are one context
-    models = [stoker.causal_lm(str(tmp_path / name), memory="600 MB") for name in ("one", "two")]
-    prompts = [f"Number {number} is" for number in range(6)]
-    with stoker.load(run_dir=str(tmp_path / "runs")):
-        alone = [write.with_options(context=model)("Number 0 is").result()[0] for model in models]
-        asked = [
-            [write.with_options(context=model)(prompt) for prompt in prompts for _ in range(3)] for model in models
-        ]
-        found = [[future.result() for future in each] for each in asked]
-    for text, each in zip(alone, found, strict=True):
-        assert each[0][0] == text
-        assert len({one[0] for one in each}) == len(prompts)
-    boards: set[tuple[LibraryId, ...]] = {one[1] for each in found for one in each}
-    assert max(map(len, boards)) == 2
 
 
 def reply(model, tokens):
@@ -67,14 +47,42 @@ def write_on(model, tokens, begun):
         Path(begun).touch()
 
 
-@pytest.mark.long
-def test_pilot_refuses_a_request_that_would_be_late(tmp_path: Path, until: Callable[..., Any]) -> None:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, stoker.contexts.Recipe]:
+    folder = tmp_path_factory.mktemp("models")
     for name, longest in (("one", "2048"), ("two", "1024")):
-        write_tiny_model(tmp_path / name)
-        config = tmp_path / name / "config.json"
-        config.write_text(config.read_text().replace("2048", longest))
-    (tmp_path / "site.toml").write_text('[pilot]\ndevices = "cpu:1"\n[policy]\nname = "slinfer"\n')
-    models = {name: stoker.causal_lm(str(tmp_path / name), memory="700 MB", threads=1) for name in ("one", "two")}
+        write_tiny_model(folder / name)
+        config = folder / name / "config.json"
+        config.write_text(config.read_text().replace("2048", longest))  # models that are alike are one context
+    return {name: stoker.causal_lm(str(folder / name), memory="700 MB", threads=1) for name in ("one", "two")}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("session")
+    (folder / "site.toml").write_text('[pilot]\ndevices = "cpu:1"\n[policy]\nname = "slinfer"\n')
+    with stoker.load(site=str(folder / "site.toml"), run_dir=str(folder / "runs")) as session:
+        yield session
+
+
+@pytest.mark.usefixtures("session")
+def test_two_engines_on_one_device_share_a_board(models: dict[str, Any]) -> None:
+    prompts = [f"Number {number} is" for number in range(6)]
+    alone = [write.with_options(context=model)("Number 0 is").result()[0] for model in models.values()]
+    asked = [
+        [write.with_options(context=model)(prompt) for prompt in prompts for _ in range(2)] for model in models.values()
+    ]
+    found = [[future.result() for future in each] for each in asked]
+    for text, each in zip(alone, found, strict=True):
+        assert each[0][0] == text
+        assert len({one[0] for one in each}) == len(prompts)
+    boards: set[tuple[LibraryId, ...]] = {one[1] for each in found for one in each}
+    assert max(map(len, boards)) == 2
+
+
+def test_pilot_refuses_a_request_that_would_be_late(
+    session: Any, models: dict[str, Any], tmp_path: Path, until: Callable[..., Any]
+) -> None:
     assert all(model.needs.token_bytes for model in models.values())
 
     def ask(name: str, *words: Any, function: Callable[..., Any] = reply, **wishes: Any) -> Any:
@@ -82,22 +90,21 @@ def test_pilot_refuses_a_request_that_would_be_late(tmp_path: Path, until: Calla
         others: dict[str, Any] = dict.fromkeys(("batch_size", "ignore_for_cache", "executors"))
         return StokerApp(function, specification=wants, cache=False, **others)(*words)
 
-    with stoker.load(site=str(tmp_path / "site.toml"), run_dir=str(tmp_path / "runs")) as session:
-        beside = [ask(name, 60) for name in models]  # step times are known after these
-        assert [len(future.result()) for future in beside] == [60, 60]
-        begun = {name: tmp_path / f"begun-{name}" for name in models}
-        long = [ask(name, tokens, begun[name], function=write_on) for name, tokens in (("one", 1500), ("two", 700))]
-        # Two prompts of a tiny model that are read together take little longer than one: what 200,000 tokens take would
-        # be foretold as a second. So each is read alone.
-        until(lambda: all(path.exists() for path in begun.values()))
-        for more in polls(PATIENCE_S):  # until the libraries have reported their steps
-            dropped = ask("one", 3, ttft_s=1.0, features={"input_length": 200_000}).exception()
-            story = str(session.explain(str(dropped.facts["call"]))) if isinstance(dropped, CallDroppedError) else ""
-            if "refused by lib-" in story or not more:
-                break
-        assert "refused by lib-" in story
-        assert "its first token would come" in story
-        fits = ask("one", 3, ttft_s=120.0, features={"input_length": 100})
-        assert len(fits.result()) == 3
-        for future in long:
-            future.cancel()
+    beside = [ask(name, 60) for name in models]  # step times are known after these
+    assert [len(future.result()) for future in beside] == [60, 60]
+    begun = {name: tmp_path / f"begun-{name}" for name in models}
+    long = [ask(name, tokens, begun[name], function=write_on) for name, tokens in (("one", 1500), ("two", 700))]
+    # Two prompts of a tiny model that are read together take little longer than one: what 200,000 tokens take would
+    # be foretold as a second. So each is read alone.
+    until(lambda: all(path.exists() for path in begun.values()))
+    for more in polls(PATIENCE_S):  # until the libraries have reported their steps
+        dropped = ask("one", 3, ttft_s=1.0, features={"input_length": 200_000}).exception()
+        story = str(session.explain(str(dropped.facts["call"]))) if isinstance(dropped, CallDroppedError) else ""
+        if "refused by lib-" in story or not more:
+            break
+    assert "refused by lib-" in story
+    assert "its first token would come" in story
+    fits = ask("one", 3, ttft_s=120.0, features={"input_length": 100})
+    assert len(fits.result()) == 3
+    for future in long:
+        future.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,30 +9,18 @@ from typing import Any
 import parsl
 import psutil
 import pytest
+from faults.world import until
 from parsl.config import Config
 from parsl.providers import LocalProvider
-from polling import PATIENCE_S, polls
 
 from stoker import StokerExecutor
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get("STOKER_HOME")
-    os.environ["STOKER_HOME"] = str(tmp_path_factory.mktemp("home"))
-    yield
-    if before is None:
-        del os.environ["STOKER_HOME"]
-    else:
-        os.environ["STOKER_HOME"] = before
-
-
-def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
-    for more in polls(limit_s):
-        if value := true():
-            return value
-        assert more, "it did not come true in time"
-    raise AssertionError
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(name="until")

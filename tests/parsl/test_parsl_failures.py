@@ -14,7 +14,7 @@ import parsl
 import pytest
 from parsl import bash_app, python_app
 from parsl.app.bash import remote_side_bash_executor
-from parsl.app.errors import BashExitFailure, wrap_error
+from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 from parsl.data_provider.http import in_task_transfer_wrapper
 from parsl.executors import HighThroughputExecutor
@@ -22,9 +22,6 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.monitoring.remote import monitor_wrapper
 
 import stoker
-from stoker.manager.advice.logs import FaultKind
-from stoker.manager.cli import explain
-from stoker.manager.cli.session_choice import story_of
 from stoker.manager.executor.packing import name_of, own
 
 SHORT = 'echo "it said $1"; echo "and then" >&2; exit 3'
@@ -70,6 +67,7 @@ def test_monitoring_shows_failures_as_parsls_own_executor_does(
         for made, arguments in ((good, (1,)), (bad, (2,)), (walled, (3,)), (command, ()))
     ]
     ends = [type(future.exception(60)) for future in futures]
+    assert stoker.app(executors=["stoker"])(pow)(2, 3).result(60) == 8
     status = executor.ask_status()
     assert status is not None
     assert status.failed == 3, "the session itself knows them as failures"
@@ -80,64 +78,19 @@ def test_monitoring_shows_failures_as_parsls_own_executor_does(
         "select task_executor, task_func_name, task_fail_history, hostname, block_id from try"
         " join task using (task_id, run_id) order by task_id",
     )
-    assert [row[1:] for row in seen if row[0] == "stoker"] == [row[1:] for row in seen if row[0] == "htex"]
+    assert [row[1:] for row in seen if row[0] == "stoker"][:4] == [row[1:] for row in seen if row[0] == "htex"]
     states = _rows(database, "select task_id, task_status_name from status order by task_id, timestamp")
-    of_stoker, of_htex = ([name for task, name in states if task // 4 == half] for half in (0, 1))
+    of_stoker, of_htex, of_app = ([name for task, name in states if task // 4 == part] for part in (0, 1, 2))
     assert of_stoker == of_htex
+    assert {"running", "running_ended", "exec_done"} <= set(of_app)
+    assert {task for (task,) in _rows(database, "select task_id from resource")} <= {4, 5, 6, 7}, "none of a library"
+    assert _rows(database, "select count(*) from block where status = 'RUNNING' and executor_label = 'stoker'")[0][0]
     nodes = _rows(database, "select hostname, uid, block_id, active, python_v, cpu_count, worker_count from node")
     ours = [row for row in nodes if row[1] == status.pilots[0].pilot]
     theirs = [row for row in nodes if row not in ours]
     assert [row[3] for row in ours] == [True, False], "it joined, and it is gone"
     assert {(row[0], row[2], row[4]) for row in ours} == {(row[0], row[2], row[4]) for row in theirs}
     assert all(row[5] > 0 and row[6] > 0 for row in ours)
-
-
-@pytest.mark.parametrize("way", ["plain", "walltime"])
-def test_an_exception_under_parsls_wrappers_is_raised(load: Callable[..., Any], way: str) -> None:
-    executor = load()
-    future = python_app(bad)(1) if way == "plain" else python_app(walled)(1)
-    with pytest.raises((ValueError, KeyError)):
-        future.result(60)
-    folder, story, _ = story_of(str(executor.folder.path), "c-0")
-    assert f"at {__file__}:" in "".join(line.text for line in story.lines)
-    fault = explain.verdict_of(folder, story)
-    assert fault is not None
-    assert (fault.kind, fault.component) == (FaultKind.USER, "code")
-    assert fault.sure >= 0.5
-
-
-@pytest.mark.parametrize("where", ["the log", "a file"])
-def test_a_command_that_fails_says_what_ran_and_its_last_lines(
-    load: Callable[..., Any], tmp_path: Path, where: str
-) -> None:
-    executor = load()
-
-    @bash_app
-    def talks(word: str, stderr: str | None = None) -> str:
-        return f"echo not this; echo {word}"
-
-    @bash_app
-    def fails(word: str, stderr: str | None = None) -> str:
-        return f"echo {word} >&2; exit 3"
-
-    assert talks("of another call").result(60) == 0
-    file = str(tmp_path / "said.err") if where == "a file" else None
-    with pytest.raises(BashExitFailure) as caught:
-        fails("oh no", stderr=file).result(60)
-    error = caught.value
-    assert (error.app_name, error.exitcode) == ("fails", 3)
-    assert str(error).splitlines() == [
-        "bash_app fails failed with unix exit code 3: echo oh no >&2; exit 3",
-        "its last lines:",
-        "  oh no",
-    ]
-    assert repr(error) == "BashExitFailure('fails', 3)"
-    folder, story, _ = story_of(str(executor.folder.path), "c-1")
-    assert ".fails  " in story.headline
-    fault = explain.verdict_of(folder, story)
-    assert fault is not None
-    assert (fault.kind, fault.component) == (FaultKind.USER, "command")
-    assert not any("bash.py" in line.text for line in fault.proof)
 
 
 def _monitored(function: Callable[..., Any]) -> Callable[..., Any]:

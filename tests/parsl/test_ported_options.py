@@ -10,6 +10,7 @@ import parsl
 import pytest
 from parsl import File, python_app
 from parsl.data_provider.staging import Staging
+from parsl.executors import ThreadPoolExecutor
 
 import stoker
 from stoker import StokerExecutor, errors
@@ -36,37 +37,48 @@ def read(file):
         return opened.read()
 
 
-def test_calls_run_in_the_folder_that_was_named(load, tmp_path):
-    (tmp_path / "here").mkdir()
-    load(working_dir=str(tmp_path / "here"))
-    assert os.path.samefile(folder().result(60), tmp_path / "here")
-
-
-def test_apps_maps_and_contexts_run_in_the_named_folder_too(load, tmp_path):
+def test_apps_maps_and_contexts_run_in_the_named_folder(load, tmp_path):
     load(working_dir=str(tmp_path / "here"))  # a pilot makes it
-    where = [stoker.app(os.getcwd)().result(60), *stoker.map(lambda item: os.getcwd(), range(2))]
+    where = [stoker.app(os.getcwd)().result(60), folder().result(60), *stoker.map(lambda item: os.getcwd(), range(2))]
     hot = stoker.context(lambda: None)
     where.append(stoker.app(context=hot())(lambda context: os.getcwd())().result(60))
     assert all(os.path.samefile(folder, tmp_path / "here") for folder in where)
 
 
 @pytest.mark.long
-def test_a_map_runs_on_the_executor_that_its_app_names(load, local):
-    load(others=(StokerExecutor(label="other", provider=local()),))
+def test_apps_and_maps_run_on_the_executors_that_they_name(load, local):
+    load(others=(ThreadPoolExecutor(label="threads"), StokerExecutor(label="other", provider=local())))
 
     def pilot(item):
-        return os.environ["STOKER_PILOT"]
+        return os.environ.get("STOKER_PILOT", "here")
 
+    places = {python_app(pilot, executors=[label])(0).result(60) for label in ("threads", "stoker", "other")}
+    assert len(places) == 3
+    assert "here" in places
     direct = stoker.app(executors=["other"])(pilot)(0).result(60)
     assert set(stoker.map(stoker.app(executors=["other"])(pilot), range(3))) == {direct}
     assert set(stoker.map(python_app(pilot, executors=["other"]), range(3))) == {direct}
     assert set(stoker.map(stoker.app(executors=["stoker"])(pilot), range(3))) != {direct}
-    with pytest.raises(errors.ConfigError, match="no executor 'nowhere' is loaded; there are stoker, other"):
+    with pytest.raises(errors.ConfigError, match="no executor 'nowhere' is loaded; there are stoker, threads, other"):
         stoker.map(stoker.app(executors=["nowhere"])(pilot), range(3))
+    with pytest.raises(errors.ConfigError, match=r"'threads' is a ThreadPoolExecutor.*@python_app"):
+        stoker.app(executors=["stoker", "threads"])(abs)(1)
+    assert stoker.app(executors=["stoker"])(abs)(-1).result(60) == 1
 
 
-def test_map_refuses_parsls_options_it_ignores(load):
+def test_retries_are_parsls_own_and_not_for_maps(load, tmp_path):
     load(config={"retries": 2})
+
+    @python_app
+    def third_time_lucky(log):
+        with open(log, "a") as file:
+            file.write("x")
+        with open(log) as file:
+            if len(file.read()) < 3:
+                raise ValueError("not yet")
+        return "lucky"
+
+    assert third_time_lucky(str(tmp_path / "tries")).result(60) == "lucky"
     with pytest.raises(errors.ConfigError, match="cache=True"):
         stoker.map(stoker.app(cache=True)(abs), [1])
     with pytest.raises(errors.ConfigError, match="timeout"):
@@ -103,31 +115,39 @@ class Elsewhere(Staging):
         file.local_path = str(self.place / file.filename)
 
 
-def test_files_are_staged_by_the_providers_that_were_named(load, tmp_path):
-    (tmp_path / "data.txt").write_text("staged")
-    load(storage_access=[Elsewhere(tmp_path)])
+class PutsInPlace(Staging):
+    """Brings a file within the call, as Parsl's HTTPInTaskStaging does."""
+
+    def can_stage_in(self, file):
+        return file.scheme == "note"
+
+    def stage_in(self, dm, executor, file, parent_fut):
+        file.local_path = f"{file.path.strip('/')}.txt"
+
+    def replace_task(self, dm, executor, file, function):
+        name, text = file.local_path, file.netloc
+
+        def wrapped(*args, **kwargs):
+            with open(name, "w") as made:
+                made.write(text)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+
+def test_files_are_staged_by_the_providers_that_were_named(load, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.txt").write_text("staged")
+    monkeypatch.chdir(tmp_path)
+    load(storage_access=[Elsewhere(tmp_path / "data"), PutsInPlace()])
     assert read(File("elsewhere://somewhere/data.txt")).result(60) == "staged"
 
+    @stoker.app
+    def read_input(inputs=()):
+        with open(inputs[0].filepath) as file:
+            return file.read()
 
-def test_arguments_that_are_ignored_for_the_cache(load):
-    @stoker.app(cache=True, ignore_for_cache=["label"])
-    def who(number, label=""):
-        return number, label
-
-    load()
-    assert who(1, label="a").result(60) == (1, "a")
-    assert who(1, label="b").result(60) == (1, "a"), "it is known already"
-    assert who(2, label="b").result(60) == (2, "b")
-
-
-@pytest.mark.long
-def test_the_manager_listens_in_the_range_of_ports(load, tmp_path):
-    site = tmp_path / "site.toml"
-    site.write_text('[session]\nports = "23400-23460"\n')
-    executor: StokerExecutor = load(site=str(site))
-    assert nap(0).result(60) == 0
-    port = int(executor.link.folder.read().address.rpartition(":")[2])
-    assert 23400 <= port <= 23460
+    assert read_input(inputs=[File("note://hello/name")]).result(60) == "hello"
 
 
 @pytest.mark.long

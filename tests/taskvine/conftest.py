@@ -57,6 +57,13 @@ def taskvine() -> None:
         pytest.skip(str(error))
 
 
+@pytest.fixture
+def no_taskvine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "ndcctools", None)
+
+
 @pytest.fixture(scope="module")
 def pool(taskvine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A session over one worker with two slots, for tests that leave it unchanged."""

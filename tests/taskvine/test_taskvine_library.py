@@ -62,16 +62,11 @@ class Process:
         self._say((messages.encode(order), payloads.dumps((function, True), what="function")))
         return ticket
 
-    def take(self) -> messages.PoolAnswer:
-        """Return the next answer; the process is in the order's folder."""
-        answer, stays = self.take_any()
-        assert stays
-        return answer
-
-    def take_any(self) -> tuple[messages.PoolAnswer, bool]:
-        """Return the next answer, and True if the process is in the order's folder."""
-        answer, stays = pickle.load(self._process.stdout)
-        return messages.decode_answer(answer), stays
+    def take(self, *, stays: bool = True) -> messages.PoolAnswer:
+        """Return the next answer. `stays`: the process is in the order's folder."""
+        answer, is_there = pickle.load(self._process.stdout)
+        assert is_there is stays
+        return messages.decode_answer(answer)
 
     def ask(self, function: Callable[..., Any] | None, *arguments: Any, **more: Any) -> messages.PoolAnswer:
         self.send(function, *arguments, **more)
@@ -145,28 +140,18 @@ def test_calls_of_an_order_get_the_context_one_after_the_other(library):
     assert not list(library.running.iterdir())
 
 
-def test_an_exception_is_the_calls_and_not_the_librarys(library):
-    bad, good = library.ask(look_up, "stoker", "call").ends
-    error = payloads.load_exception(bad.payload)
-    assert type(error) is KeyError
-    assert "look_up" in str(error.__cause__)
-    assert value(good) == 4
-
-
 def test_nothing_that_a_call_raises_ends_the_library(library):
     def leave(_words, what):
         raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}[what]
 
-    ends = library.ask(leave, "exit", "interrupt").ends
+    held = library.ask(None)  # an order without calls says what the library holds
+    assert (held.ends, held.held.failure, held.held.orders) == ([], None, 0)
+    *ends, unknown = library.ask(leave, "exit", "interrupt", "nothing").ends
     assert [type(payloads.load_exception(end.payload)) for end in ends] == [SystemExit, KeyboardInterrupt]
+    error = payloads.load_exception(unknown.payload)
+    assert type(error) is KeyError
+    assert "leave" in str(error.__cause__)
     assert library.ask(look_up, "pilot").held.pid == library.pid
-
-
-def test_an_order_without_calls_says_what_the_library_holds(library):
-    answer = library.ask(None)
-    assert answer.ends == []
-    assert answer.held.failure is None
-    assert answer.held.orders == 0
 
 
 def test_a_call_runs_in_a_folder_of_its_own(library):
@@ -189,20 +174,13 @@ def test_a_call_that_runs_too_long_is_stopped_and_its_context_stays(library):
     assert (after.held.pid, value(after.ends[0])) == (library.pid, 5)
 
 
-def test_cancelled_call_is_stopped_and_the_next_one_runs(library):
-    ticket = library.send(doze, 600, 0)
-    messages.stop_file(str(library.running), ticket, CallId(100 * ticket)).touch()
+def test_cancelled_call_is_stopped_and_runs_in_a_later_order(library):
+    ticket = library.send(doze, 600, 0, call=100)
+    messages.stop_file(str(library.running), ticket, CallId(100)).touch()
     stopped, good = library.take().ends
     assert stopped.failure.kind is FailureKind.CANCELLED
     assert value(good) == "awake"
-
-
-def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
-    messages.stop_file(str(library.running), 1, CallId(100)).touch()
-    [end] = library.ask(doze, 600).ends
-    assert end.failure.kind is FailureKind.CANCELLED
-    library.send(doze, 1.2, call=100)  # longer than two looks for the file
-    [end] = library.take().ends
+    [end] = library.ask(doze, 1.2, call=100).ends  # longer than two looks for the file
     assert value(end) == "awake"
 
 
@@ -298,8 +276,7 @@ def test_result_arrives_though_the_workers_folder_is_gone(library):
         return "hours of work"
 
     library.send(outlives, str(library.here))
-    answer, stays = library.take_any()
-    assert not stays
+    answer = library.take(stays=False)
     assert value(answer.ends[0]) == "hours of work"
     assert library.wait() == 1
     (log,) = library.logs.iterdir()

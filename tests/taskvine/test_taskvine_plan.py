@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +97,8 @@ def test_slurm_is_told_what_the_site_file_says():
     assert option(words, "batch-options") == (
         "--partition=backfill --account='phys lab' --time=120 --gres=gpu:a10:2 --exclusive"
     )
+    marked = command(plan_of(site(SLURM), session="k3v9"))
+    assert option(marked, "batch-options") == option(words, "batch-options") + " --job-name=stoker-k3v9-worker"
     assert (option(words, "cores"), option(words, "gpus"), option(words, "memory")) == ("8", "2", "30517")
     assert (option(words, "min-workers"), option(words, "max-workers")) == ("2", "5")
     assert option(words, "extra-options") == f"--connect-timeout=120 --wall-time={2 * 3600 - 30}"
@@ -106,19 +107,8 @@ def test_slurm_is_told_what_the_site_file_says():
     assert (made.idle_s, plan_of(site(SLURM), kept=True).idle_s) == (120, 1800)
 
 
-def test_jobs_of_workers_carry_the_marks_of_the_session():
-    words = command(plan_of(site(SLURM), session="k3v9"))
-    assert option(words, "batch-options").endswith(" --exclusive --job-name=stoker-k3v9-worker")
-    words = command(plan_of(site(CONDOR), session="k3v9"))
-    assert option(words, "batch-options").splitlines()[-3:] == [
-        '+StokerSession = "k3v9"',
-        '+StokerSource = "local"',
-        '+StokerBlock = "worker"',
-    ]
-
-
 def test_condor_is_told_what_the_site_file_says():
-    words = command(plan_of(site(CONDOR)))
+    words = command(plan_of(site(CONDOR), session="k3v9"))
     assert option(words, "batch-type") == "condor"
     assert option(words, "condor-requirements") == "HasTaskVine"
     assert option(words, "batch-options").splitlines() == [
@@ -126,6 +116,9 @@ def test_condor_is_told_what_the_site_file_says():
         "accounting_group = group_a",
         f"require_gpus = {gpu_expression('A10')}",
         '+Project = "hot"',
+        '+StokerSession = "k3v9"',
+        '+StokerSource = "local"',
+        '+StokerBlock = "worker"',
     ]
 
 
@@ -188,10 +181,8 @@ def test_a_dry_run_shows_the_pool_and_what_starts_its_workers():
     assert words[-2:] == ["127.0.0.1", "30000"]
 
 
+@pytest.mark.usefixtures("no_taskvine")
 def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tmp_path):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from taskvine.stand_in import PoolOfSlots
@@ -45,6 +46,10 @@ class World(PoolOfSlots):
     def end(self, order: messages.PoolOrder) -> None:
         ends = [CallEnd(spec.call, ok=True, run_s=1.0) for spec in order.calls]
         self.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
+
+    def gone(self) -> Any:
+        assert isinstance(self.said[-1], LibraryGone)
+        return self.said[-1]
 
     def stops(self, order: messages.PoolOrder, call: int) -> bool:
         return messages.stop_file(str(self.running), order.ticket, CallId(call)).exists()
@@ -97,9 +102,7 @@ def test_order_given_up_too_often_ends_its_library(world: World) -> None:
     order = world.run(world.lost, 7)
     for _ in range(4):
         world.finish(world.vine.orders[-1], result="forsaken")
-    gone = world.said[-1]
-    assert isinstance(gone, LibraryGone)
-    assert gone.failure is not None
+    gone = world.gone()
     assert (gone.failure.kind, gone.running, gone.unstarted) == (FailureKind.DIED, (), (7,))
     assert "forsaken" in gone.failure.message
     assert len([one for one in world.vine.orders if one.calls == order.calls]) == 4
@@ -110,9 +113,7 @@ def test_the_note_of_a_process_says_which_call_it_died_of(world: World) -> None:
     note = messages.Note(7, "", messages.OVER_MEMORY)
     messages.note_file(str(world.running), order.ticket).write_bytes(messages.encode_note(note))
     world.finish(order, result="forsaken")
-    gone = world.said[-1]
-    assert isinstance(gone, LibraryGone)
-    assert gone.failure is not None
+    gone = world.gone()
     assert (gone.failure.kind, gone.running, gone.loading) == (FailureKind.MEMORY, (7,), False)
 
 
@@ -122,8 +123,7 @@ def test_a_loader_that_fails_ends_its_library_with_what_it_said(world: World) ->
     failure = Failure(FailureKind.CONTEXT, "no such file")
     held = messages.LibraryReport(host="node", pid=1, log="", failure=failure)
     world.finish(load, messages.PoolAnswer(load.ticket, held))
-    gone = world.said[-1]
-    assert isinstance(gone, LibraryGone)
+    gone = world.gone()
     assert (gone.library, gone.loading) == (library, True)
     assert gone.failure == Failure(FailureKind.CONTEXT, "no such file", library=3)
 
@@ -147,16 +147,13 @@ def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -
     assert world.vine.forgotten == ["argument"]
 
 
-def test_a_gang_is_refused_with_a_sentence(world: World) -> None:
+def test_gangs_are_refused_and_unknown_functions_asked_for(world: World) -> None:
     specs = [CallSpec(CallId(1), b"x")]
     world.hear(RunCalls(world.lost, FunctionKey("f"), specs, CallOptions(), BLOB, gang=GangPlace(rank=0, size=2)))
     ended = world.said[-1]
     assert isinstance(ended, CallsEnded)
     assert "runs no gangs" in str(ended.ends[0].failure)
-
-
-def test_a_function_that_is_not_known_is_asked_for(world: World) -> None:
-    world.hear(RunCalls(world.lost, FunctionKey("g"), [CallSpec(CallId(1), b"x")], CallOptions()))
+    world.hear(RunCalls(world.lost, FunctionKey("g"), specs, CallOptions()))
     assert world.said[-1] == CallsReturned(world.lost, (CallId(1),), need_function=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.options import read_wants
 from stoker.manager.taskvine import refusals
-from stoker.pilot.taskvine import factory
 from stoker.site import Engine, Site
 
 
@@ -38,11 +36,6 @@ def test_a_setting_of_a_site_is_refused(text, said):
         refusals.refuse_site(site)
     assert str(caught.value).startswith('site pool: engine = "taskvine" cannot honour ')
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["local", "slurm", "condor"])
-def test_a_plain_site_is_not(kind):
-    refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
 
 
 @pytest.mark.parametrize(
@@ -90,28 +83,21 @@ def test_several_refusals_name_every_setting():
         engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
-def test_priority_memory_and_a_timeout_are_honoured():
+def test_what_taskvine_can_honour_is_not_refused():
+    for kind in ("local", "slurm", "condor"):
+        refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
+    shipped = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
+    assert shipped.engine is Engine.TASKVINE
+    refusals.refuse_site(shipped)
     recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
     wants = read_wants({"context": recipe, "priority": 3, "timeout_s": "1 min"})
     engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
-def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.usefixtures("no_taskvine")
+def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=r"ndcctools\.taskvine.*conda install -c conda-forge ndcctools"):
         engines.check([Site(engine=Engine.TASKVINE)], provider=None)
-    assert "conda install -c conda-forge ndcctools" in str(caught.value)
-    assert "ndcctools.taskvine" in str(caught.value)
-    with pytest.raises(ConfigError, match="conda-forge"):
-        factory.find_programs()
-
-
-def test_a_session_that_stays_is_not_made_without_taskvine(monkeypatch, tmp_path):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "pool.toml").write_text('engine = "taskvine"')
     sites = detached.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
@@ -126,9 +112,3 @@ def test_a_session_with_taskvine_has_one_site_and_no_provider():
         engines.check([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
         engines.check([vine], provider=engines.local_provider(Site()))
-
-
-def test_the_site_file_that_ships_is_one_that_taskvine_can_honour():
-    site = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
-    assert site.engine is Engine.TASKVINE
-    refusals.refuse_site(site)
