@@ -18,8 +18,8 @@ from stoker.errors import ConfigError
 
 
 @stoker.context
-def other():
-    return 1
+def other(number=1):
+    return number
 
 
 def echo(item):
@@ -40,7 +40,7 @@ def refused(wish, ask):
 
 
 varies = stoker.app(variants=[other()])(echo)
-related = stoker.app(context=stoker.family({10: other()}, count=len))(lambda length, text: length)
+related = stoker.app(context=stoker.family({10: other(1), 20: other(2)}, count=len))(lambda length, text: length)
 with stoker.load(**{sys.argv[1]: sys.argv[2]}):
     assert stoker.app(echo)(3).result(60) == 3
     refused("variants", lambda: varies(1).result(60))

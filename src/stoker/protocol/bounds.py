@@ -1,8 +1,7 @@
-"""Checks of the numbers in messages.
+"""Checks of the numbers in messages: the decoder checks only types.
 
-The decoder checks types; this module checks values. A number that no correct peer sends (a negative slot count, a NaN,
-a negative size) would otherwise break the manager's records later, far from its cause. `wrong_with` returns the fault
-in words for the sender.
+A number that no correct peer sends (a negative slot count, a NaN) would break the manager's records later, far from its
+cause. `wrong_with` returns the fault in words for the sender.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MOST_DEFINED_BYTES = 32_000_000
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:
-    """Return which value in a message is wrong, in words; empty if none."""
+    """Return the wrong value of a message in words; empty if none is wrong."""
     check = _CHECKS.get(type(message))
     return check(message) if check is not None else ""
 
@@ -52,7 +51,7 @@ def _client_hello(m: say.ClientHello) -> str:
 
 
 def wrong_with_recipe(recipe: Recipe) -> str:
-    """Return which number of a recipe is wrong, in words; empty if none."""
+    """Return the wrong number of a recipe in words; empty if none is wrong."""
     needs = recipe.needs
     wrong = _first((
         "" if recipe.key else "it has no key",
@@ -101,7 +100,7 @@ def _options(options: CallOptions) -> str:
 
 
 def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
-    """Return which value in these calls is wrong, in words; empty if none."""
+    """Return the wrong value of these calls in words; empty if none is wrong."""
     for spec in specs:  # the hot path
         features = spec.features
         if (
@@ -112,7 +111,7 @@ def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_sound(features: Features) -> bool:
-    """True if `_features` would return nothing. This is the fast path for a million calls."""
+    """The fast path of `_features`, for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -263,5 +262,4 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
 
 
 def is_sound(done: float, total: float) -> bool:
-    """True if a call's progress report has usable numbers."""
     return 0.0 <= done <= MOST_S and 0.0 <= total <= MOST_S
