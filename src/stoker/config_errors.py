@@ -14,7 +14,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -23,6 +23,7 @@ from stoker.errors import ConfigError
 # ---- lines: TOML readers keep no line numbers
 
 
+T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
@@ -261,6 +262,21 @@ _TOML_WORDS = {
 
 def _toml_words(problem: str) -> str:
     return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
+
+
+def read_toml(
+    text: str, shape: type[T], *, file: str, shapes: dict[str, str], read: ReadUnit, data: dict[str, Any]
+) -> T:
+    """Convert parsed TOML to a struct. Raises ConfigError with the line, the setting and what to write."""
+    try:
+        return msgspec.convert(data, type=shape, dec_hook=read)
+    except msgspec.ValidationError as error:
+        fault = explain(str(error), text=text, root=shape, shapes=shapes, data=data, read=read)
+        raise ConfigError(
+            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
+        ) from None
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
 
 class _Said(typing.NamedTuple):

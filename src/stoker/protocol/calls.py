@@ -208,6 +208,8 @@ class GangPlace(msgspec.Struct, frozen=True):
 
 
 class ListedState(enum.Enum):
+    """The state of a listed call."""
+
     RUNNING = "running"
     """A library has it: it runs, or will after earlier calls there."""
     WAITING = "waiting"

@@ -92,47 +92,22 @@ class SessionFolder:
     """The paths of a session, and its two small files. Raises SessionError if a file is missing or unreadable."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-
-    @property
-    def file(self) -> Path:
-        """`session.json`."""
-        return self.path / "session.json"
-
-    @property
-    def journal(self) -> Path:
-        """The manager's journal."""
-        return self.path / "journal"
-
-    @property
-    def launch(self) -> Path:
-        """The start options of the manager of a session that outlives programs."""
-        return self.path / "manager.json"
-
-    @property
-    def progress(self) -> Path:
-        """The file that a manager touches once, when its first call has ended (`manager.live.restarts`)."""
-        return self.path / "manager.progress"
-
-    @property
-    def clock(self) -> Path:
-        """The file from which a restarted manager continues the clock (`manager.live.clock`)."""
-        return self.path / "manager.clock"
-
-    @property
-    def manager_log(self) -> Path:
-        return self.path / "manager.log"
-
-    @property
-    def lease(self) -> Path:
-        """The file that names the process of the manager, and at the end the end of the session
-        (`manager.live.lease`)."""
-        return self.path / "manager.lease"
-
-    @property
-    def asked_to_end(self) -> Path:
-        """The file with which `stoker down` ends a session whose manager reads no messages because its disk is full."""
-        return self.path / "manager.end"
+        self.path = folder = Path(path).absolute()
+        self.file = folder / "session.json"
+        self.journal = folder / "journal"
+        self.launch = folder / "manager.json"
+        self.progress = folder / "manager.progress"
+        """A manager touches it once, when its first call has ended (`manager.live.keeper`)."""
+        self.clock = folder / "manager.clock"
+        """From it a restarted manager continues the clock (`manager.live.clock`)."""
+        self.manager_log = folder / "manager.log"
+        self.lease = folder / "manager.lease"
+        self.asked_to_end = folder / "manager.end"
+        self.objects = folder / "objects"
+        self.sources = folder / "sources"
+        self.sites = folder / "sites"
+        self.submit = folder / "submit"
+        self.block_keys = folder / "keys" / "blocks"
 
     def over(self) -> str:
         """Return why the session is over; empty if it is not, or that cannot be read."""
@@ -140,26 +115,6 @@ class SessionFolder:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
             return ""
-
-    @property
-    def objects(self) -> Path:
-        """The folder of objects from clients for pilots, and of large results from pilots."""
-        return self.path / "objects"
-
-    @property
-    def sources(self) -> Path:
-        """The folder of program sources for the advisor (`ProgramSource`)."""
-        return self.path / "sources"
-
-    @property
-    def sites(self) -> Path:
-        """The session's site files, `NAME.toml` each."""
-        return self.path / "sites"
-
-    @property
-    def submit(self) -> Path:
-        """The folder of submit scripts and the output of jobs."""
-        return self.path / "submit"
 
     @property
     def is_carried(self) -> bool:
@@ -172,10 +127,6 @@ class SessionFolder:
     def key_file(self, role: str) -> Path:
         """`role`: `server`, `client`, or `pilot` if pilots without a block may join."""
         return self.path / "keys" / f"{role}.json"
-
-    @property
-    def block_keys(self) -> Path:
-        return self.path / "keys" / "blocks"
 
     def block_key_file(self, block: str) -> Path:
         """Raises SessionError for an invalid block name."""
@@ -374,6 +325,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
+    """Remove the note of a gateway."""
     with suppress(OSError):
         _note_file(session, name).unlink()
 

@@ -92,6 +92,8 @@ class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
 
 
 class Status(SessionFacts, frozen=True, tag="status"):
+    """The whole session at one moment."""
+
     def __str__(self) -> str:
         return "\n".join(show_status.render(self))
 
