@@ -210,8 +210,7 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> 
         replayed(lived, dispatched_by(Careless()))
 
 
-def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_journal_without_checks_replays_with_a_note(path: Path) -> None:
     book = journal.Journal(path)
     for now in range(5):
         book.write(float(now), TimerFired("nobody's"))
@@ -223,15 +222,13 @@ def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
         session_in(path)
 
 
-def test_an_empty_journal_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_an_empty_journal_is_said(path: Path) -> None:
     journal.Journal(path).close()
     with pytest.raises(SessionError, match="is empty"):
         verify(path, session="test", policies=default_policies())
 
 
-def test_checks_are_of_the_events_that_they_were_made_for(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_checks_are_of_the_events_that_they_were_made_for(path: Path) -> None:
     for manager in range(3):
         book = journal.Journal(path)
         for number in range(200):
