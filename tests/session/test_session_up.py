@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults.world import World, command_of, count_lines, kill, until
+from faults.world import World, count_lines, kill, until
 from session.held import MANAGER, Held, hold_lease
 
 from stoker.errors import SessionError
@@ -97,8 +97,8 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        kill([pid for pid in self.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
-        kill([self.holder().pid])
+        while managers := self.world.of(MANAGER):  # a keeper may just have started another one
+            kill(managers)
         until(lambda: not detached.is_up(self.folder))
 
 
