@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import signal
 import time
 from typing import Any
@@ -102,6 +103,23 @@ def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder
         assert (sequence, plain["protocol"], plain["session"]) == (0, wire.VERSION, "test")
     for refused in (to_pilot.PilotRefused("no"), to_client.ClientRefused("no")):
         assert msgspec.msgpack.decode(wire.encode([refused])) == [0, [{"type": "refused", "reason": "no"}]]
+
+
+def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -> None:
+    chance = random.Random(7)
+    whole = wire.encode([say.Submit("f", "bare", [CallSpec(7, b"x" * 50)])], sequence=2)  # type: ignore[arg-type]
+    before = client.status()
+    bad = [chance.randbytes(chance.randrange(1, 200)) for _ in range(100)]
+    bad += [whole[:cut] for cut in range(1, len(whole) - 1, 7)]
+    for frame in bad:
+        client.socket.send(frame)
+        pilot.socket.send(frame)
+    until(lambda: client.status().refused.get("frame that is not in the protocol", 0) >= 2 * len(bad))
+    after = client.status()
+    assert (after.queued, after.running, after.done) == (before.queued, before.running, before.done)
+    client.submit(0)
+    pilot.serve()
+    assert pilot.hear(to_pilot.RunCalls).calls[0].call == 0
 
 
 def test_a_repeated_and_a_late_message_are_ignored(client: Peer, pilot: Peer) -> None:
