@@ -73,16 +73,16 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""The modification time of every file: 1980, the earliest that some tools support."""
+"""Of every file: 1980, the earliest that some tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in total."""
+"""Called with the bytes done and in total."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
-    """Write these members in order. Raises OSError."""
+    """Raises OSError."""
     known = list(members)
     total, done = sum(member.size_bytes for member in known), 0
     with (
@@ -179,8 +179,8 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A packed environment; a starting pilot reads it as JSON. `interpreter`: its name on compute nodes, or empty: the
-    archive `base` brings it."""
+    """A starting pilot reads it as JSON. `interpreter`: its name on compute nodes, or empty: the archive `base` brings
+    it."""
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -252,7 +252,7 @@ def _forget_old(place: Path) -> None:
 
 
 CARRIED_AS = "session"
-"""The name of the folder in a job's sandbox."""
+"""In a job's sandbox."""
 _STARTER = (
     "connections.py",
     "errors.py",
@@ -262,7 +262,7 @@ _STARTER = (
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )
-"""The parts of this package in `start.pyz`."""
+"""Parts of this package in `start.pyz`."""
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
@@ -270,7 +270,7 @@ def carried_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files for nodes of a site, and return their folder. Raises SessionError."""
+    """Write the files for nodes of a site. Raises SessionError."""
     place = carried_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -297,8 +297,8 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders that a job must bring to its node; none with shared files. Call it just before each
-    submission: the manager may have moved."""
+    """Return the folders that a job must bring to its node. Call it just before each submission: the manager may have
+    moved."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)
@@ -311,7 +311,7 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the command that starts a pilot there. `options`: options of `stoker-pilot`, without `--session`."""
+    """`options`: of `stoker-pilot`, without `--session`."""
     if site.provider.shared_files:
         return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
@@ -336,8 +336,8 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment if necessary, and write the files for nodes of these sites. The progress is logged. Raises
-    ConfigError for an environment that cannot be packed, SessionError without disk space."""
+    """Pack the environment if necessary, and write the files for nodes of these sites. Raises ConfigError for an
+    environment that cannot be packed, SessionError without disk space."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)

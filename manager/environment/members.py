@@ -55,7 +55,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """A file. `link`: the target of a link within the folder; other links are followed."""
+    """`link`: the target of a link within the folder; other links are followed."""
 
     name: str
     path: str
@@ -67,7 +67,7 @@ Skip = Callable[[str], object]
 
 
 def files_below(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Yield every file, sorted by name. `skip` gets relative names. Unreadable files and loops are left out."""
+    """Sorted by name. `skip` gets relative names. Unreadable files and loops are left out."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -123,8 +123,7 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """This environment. `scripts`: the folder of its programs, or empty for the system's. `conda`: the prefix, or
-    empty."""
+    """`scripts`: the folder of its programs; empty: the system's. `conda`: the prefix, or empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -134,7 +133,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def this_environment() -> Installed:
-    """Return the environment of this process. Raises ConfigError for an editable install without its sources."""
+    """Raises ConfigError for an editable install without its sources."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
@@ -247,20 +246,20 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Parts that are packed separately or serve only compilers and readers."""
+"""Packed separately, or only for compilers and readers."""
 
 
 class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """A program whose first line names this environment's Python."""
+    """Its first line names this environment's Python."""
     BYTECODE = "bytecode"
-    """Compiled Python: the time of its source is rewritten."""
+    """The time of its source is rewritten."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file of an archive: its name there, its path (for a link its target), its size."""
+    """Its name in the archive, its path (for a link its target), its size."""
 
     name: str
     path: str
@@ -303,7 +302,7 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter with its standard library. Raises ConfigError."""
+    """With its standard library. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):

@@ -21,32 +21,32 @@ from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""The file in a session folder for jobs that are still there after the session, a line for each site."""
+"""In a session folder: jobs that are still there after the session, a line for each site."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or takes no more jobs at the moment: a retry may succeed."""
+    """The batch system does not answer, or takes no more jobs at the moment."""
 
 
 class Unanswered(BatchTrouble):
-    """A command got no answer that tells its outcome: a submission may have made a job."""
+    """No answer tells the outcome: a submission may have made a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has taken a job, and its output does not tell the job's id for certain."""
+    """The batch system has taken a job; its output does not tell the job's id for certain."""
 
 
 class SubmissionRefused(StokerError):
-    """The batch system does not take this job, and would not take it a second time."""
+    """The batch system would not take this job a second time either."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
     """A job as its batch system sees it: PENDING (also held), RUNNING or ENDED.
 
-    `reason`: why it waits, where it runs, how it ended. `expected_in_s`: until its expected start, 0 = unknown.
-    `loss`: why a job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: what
-    to do about it; `holds`: how often it was held. `leaving`: it was cancelled and has not ended yet. `absent`: the
-    listing lacks it, and nothing says that it ended.
+    `reason`: why it waits, where it runs, how it ended. `expected_in_s`: until its start, 0 = unknown. `loss`: why a
+    job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: what to do about it;
+    `holds`: how often it was held. `leaving`: it was cancelled and has not ended yet. `absent`: the listing lacks it,
+    and nothing says that it ended.
     """
 
     phase: BlockPhase
@@ -71,19 +71,18 @@ class Batch(Protocol):
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the present state of these jobs, with as few commands as possible. Leaves out a job of unknown
-        state."""
+        """Return the state of these jobs, with as few commands as possible. Leaves out a job of unknown state."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel these jobs. Those that are over, or unknown, are no error."""
+        """Those that are over, or unknown, are no error."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return every listed job of the session that has not ended, by its id, whichever process submitted it."""
+        """Return every listed job of the session that has not ended, whichever process submitted it."""
 
 
 @runtime_checkable
 class CancelsByName(Protocol):
-    """A batch system that can cancel jobs by their names, also jobs that its listings lack."""
+    """A batch system that can cancel jobs by their names, also those that its listings lack."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         """Cancel every job of these blocks. Raises BatchTrouble."""
@@ -97,7 +96,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""How the reasons of ended jobs begin, as our readers of listings write them."""
+"""How the reasons of ended jobs begin."""
 
 
 def loss_of(how: str) -> LossReason | None:
@@ -105,7 +104,7 @@ def loss_of(how: str) -> LossReason | None:
 
 
 def job_name(session: str, block: str) -> str:
-    """Return the name of a block's job. Characters that some batch systems reject become dashes."""
+    """Characters that some batch systems reject become dashes."""
     return f"{job_prefix(session)}{block}"
 
 
@@ -114,7 +113,7 @@ def job_prefix(session: str) -> str:
 
 
 def block_of(name: str, *, session: str) -> BlockId | None:
-    """Return the block whose job has this name; None for a job of another session."""
+    """None for a job of another session."""
     prefix = job_prefix(session)
     block = name.removeprefix(prefix)
     return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None

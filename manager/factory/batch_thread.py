@@ -12,11 +12,11 @@ import msgspec
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 
 Order = Callable[[], list[str] | None]
-"""An order to run on the thread. One that returns a list is the last: the ids of jobs that are still there."""
+"""One that returns a list is the last: the ids of jobs that are still there."""
 
 
 class BatchThreadEnded(msgspec.Struct, frozen=True):
-    """A thread has carried out its last order; `left`: ids of jobs that are still there."""
+    """`left`: ids of jobs that are still there."""
 
     source: str
     left: tuple[str, ...]

@@ -101,7 +101,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """Return the shell text before a pilot of this machine. TaskVine runs it before its workers, on other machines."""
+    """TaskVine runs `worker_init` before its workers, on other machines."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

@@ -59,21 +59,17 @@ class CommandResult(msgspec.Struct, frozen=True):
 
 
 class CommandRunner:
-    """Runs the commands of one batch system in one folder. Not for several threads."""
+    """Runs the commands of one batch system in one folder. For one thread."""
 
-    def __init__(
-        self, *, limit_s: float, folder: Path, environ: Mapping[str, str] = os.environ, pacer: Pacer | None = None
-    ) -> None:
+    def __init__(self, *, limit_s: float, folder: Path, pacer: Pacer | None = None) -> None:
         self._pacer = pacer
         self.limit_s = limit_s
         self.folder = folder
-        self._environ = clean_environment(environ)
+        self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command; `name` is for errors, `more` are variables for this command alone.
-
-        Raises Unanswered if it does not end in time, BatchTrouble if it cannot start.
-        """
+        """`name`: for errors; `more`: variables for this command alone. Raises Unanswered if it does not end in time,
+        BatchTrouble if it cannot start."""
         name = name or words[0]
         if self._pacer is not None:
             self._pacer.take()
@@ -109,7 +105,7 @@ class CommandRunner:
         return CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
     def shell(self, line: str) -> CommandResult:
-        """Run a line of shell. Raises BatchTrouble as `run` does."""
+        """Raises BatchTrouble as `run` does."""
         return self.run(["/bin/sh", "-c", line], name=line.split()[0])
 
 
@@ -118,7 +114,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Return the last lines of a command's output, without its own name, on one line."""
+    """Without the command's own name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line.partition(": error: ")[2] or line for line in lines]
     return "; ".join(dict.fromkeys(lines[-5:]))[-_MOST_CHARACTERS:]
@@ -136,7 +132,7 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines that a job printed: its errors, or if there are none its output."""
+    """Return the last lines of a job's errors, or if there are none of its output."""
     for suffix in (".err", ".out"):
         try:
             with (folder / f"{job}{suffix}").open("rb") as data:

@@ -35,7 +35,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """After it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
 _UNSEEN_S = 180.0
-"""A negotiator runs every minute or two: after this time without one the pool may have none."""
+"""A negotiator runs every minute or two."""
 _NO_NEGOTIATOR = "the pool has no negotiator just now, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
@@ -56,7 +56,7 @@ _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' 
 
 
 class CondorBatch:
-    """A `Batch`. `files`, and the block's `key`, travel with every job."""
+    """`files`, and the block's `key`, travel with every job."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
+        """Removes jobs that HTCondor holds for good."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -148,7 +148,7 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        """One command asks for the jobs of all sources of the session."""
+        """One command asks for all sources of the session."""
         ads = self._listing.read(self._ask_queue)
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
@@ -211,7 +211,6 @@ class CondorBatch:
             log.info("no analysis of job %s: %s", job, error)
 
     def _ask_negotiator(self) -> None:
-        """Ask whether the pool has a negotiator, for a job that none has looked at."""
         self._negotiator_at = time.monotonic() + _ANALYZE_AGAIN_S
         try:
             said = self._commands.run(["condor_status", "-negotiator", "-af", "Name"])
@@ -242,7 +241,7 @@ def in_short(said: CommandResult) -> str:
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the exception for an error of condor_submit. A commit that failed gives its reason after it."""
+    """A commit that failed gives its reason after the error of condor_submit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

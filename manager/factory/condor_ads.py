@@ -33,33 +33,33 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Sites that release held jobs by themselves do it within this time, or rarely."""
+"""Sites that release held jobs do it within this time, or rarely."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
     r"would match if drained",
 )
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
-"""The resources by which a machine is divided into slots."""
+"""Resources by which a machine is divided into slots."""
 _STUCK_S = 120.0
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 """VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode: a slot was claimed for the job, and did not start it. A shadow that is killed leaves one, too."""
+"""VacateReasonCode: a slot did not start the job. A killed shadow leaves one, too."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
 """HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode: by a policy of the job, the machine or the system, or for what the job took; the words say which."""
+"""HoldReasonCode: by a policy, or for what the job took; the words say which."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
-"""`[3]` of a condition, and not of a list: `split(TARGET.CondorVersion)[1]`."""
+"""`[3]` of a condition, not of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's states of a job. REMOVED: to be removed, or (in the history) removed. SENDING: its output home."""
+    """REMOVED: to be removed, or (in the history) removed. SENDING: its output home."""
 
     IDLE = 1
     RUNNING = 2
@@ -71,7 +71,7 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A job's status. `remove`: remove it from the queue; `force`: without waiting for its machine."""
+    """`remove`: from the queue; `force`: without waiting for its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -79,7 +79,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def read_ads(text: str, *, command: str) -> list[Ad]:
-    """Read the ads that a command printed with `-json`. Raises BatchTrouble."""
+    """Read what a command printed with `-json`. Raises BatchTrouble."""
     if not text.strip():
         return []
     try:
@@ -96,8 +96,7 @@ def job_of(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """`ran`: the job was seen running before. `memory_bytes`: the site file's setting, which HTCondor rounds (0:
-    none)."""
+    """`ran`: the job was seen running before. `memory_bytes`: the site file's setting, which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -139,7 +138,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of a job that has left the queue. A pool may remove held jobs by itself."""
+    """The status of a job that has left the queue. A pool may remove held jobs by itself."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -167,7 +166,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_of_vacate(ad: Ad) -> LossReason:
-    """Return why an evicted job left its machine; VACATED before version 24, which gives no code."""
+    """VACATED before version 24, which gives no code."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -184,7 +183,7 @@ def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
 
 
 def _cause(ad: Ad, *, prefix: str = "") -> str:
-    """Return the cause of a hold; empty for a hold by a person, or for files in transfer."""
+    """Empty for a hold by a person, or for files in transfer."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -218,22 +217,19 @@ def has_failed(ad: Ad) -> bool:
 
 
 def is_unmatched(ad: Ad) -> bool:
-    """True if a job waits although a negotiator has looked for a slot."""
+    """The job waits although a negotiator has looked for a slot."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """True if a job has waited for this long without a look by a negotiator, which looks at only one of several equal
-    jobs."""
+    """No negotiator has looked at the job for so long. It looks at only one of several equal jobs."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
 
 
 def read_analysis(text: str) -> str:
     """Read `condor_q -better-analyze`: how many slots a job's requirements rule out, and by which of their conditions.
-
-    Empty if slots suit. A divided machine counts with its free part. HTCondor 24.4 and later also look at the whole
-    machine.
-    """
+    Empty if slots suit. A divided machine counts with its free part; HTCondor 24.4 and later also look at the whole
+    machine."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -263,7 +259,7 @@ def _unmet(rows: Mapping[str, str]) -> list[str]:
 
 
 def _written_out(condition: str, text: str) -> str:
-    """Replace the numbers of other conditions by their text: the analysis writes `[0] && [1]`."""
+    """The analysis writes `[0] && [1]`."""
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
@@ -293,7 +289,7 @@ def _how(ad: Ad) -> str:
 
 
 def _why_evicted(ad: Ad) -> str:
-    """Return `preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
+    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
     slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
     if loss is LossReason.NODE_LOST:
         what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
@@ -304,7 +300,7 @@ def _why_evicted(ad: Ad) -> str:
 
 
 def _rejected(ad: Ad) -> str:
-    """Return why the negotiator has found no slot. The ad keeps an old reason after a match and an eviction."""
+    """Why the negotiator has found no slot. The ad keeps an old reason after a match and an eviction."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""

@@ -21,8 +21,6 @@ from stoker.manager.factory.pilot_command import walltime_s
 from stoker.site import Site
 
 SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock", "StokerWalltime"
-"""Attributes in a job's ad: strings, and the walltime in seconds."""
-
 BY_OWNER, SPOOLING = 1, 16
 """HoldReasonCode: held by the user; while its files travel to the access point."""
 
@@ -33,9 +31,16 @@ _VACATE_S = 30
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """Return the submit description of one block. `files` travel with the job. Raises SubmissionRefused."""
+    """`files` travel with the job. Raises SubmissionRefused."""
+    name = job_name(session, block)
     lines = [
-        *_head(job_name(session, block), session=session),
+        "universe = vanilla",
+        f"batch_name = stoker-{session}",
+        f"executable = {name}.sh",
+        f"output = {name}.out",
+        f"error = {name}.err",
+        f"log = {name}.log",
+        "notification = never",
         *_transfer(files, shared=site.provider.shared_files),
         *_requests(site),
         *_ends(walltime_s(site), site.provider.options),
@@ -50,7 +55,7 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """Return the job's script. HTCondor gives a job neither PATH nor HOME: bash knows both."""
+    """HTCondor gives a job neither PATH nor HOME: bash knows both."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
@@ -73,26 +78,12 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for GPUs of this type: the type is one word, or several, of the device's name.
-
-    `a10` is neither an A100 nor an A10G; dashes, dots and underscores match any separator: `rtx-6000`. The pattern has
-    no backslash: submit descriptions keep those in strings as they are, and new ClassAds do not.
-    """
+    """Return the ClassAd expression for a GPU type: one word, or several, of the device's name. `a10` is neither an
+    A100 nor an A10G; dashes, dots and underscores match any separator. No backslash: submit descriptions keep those in
+    strings as they are, and new ClassAds do not."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
-
-
-def _head(name: str, *, session: str) -> list[str]:
-    return [
-        "universe = vanilla",
-        f"batch_name = stoker-{session}",
-        f"executable = {name}.sh",
-        f"output = {name}.out",
-        f"error = {name}.err",
-        f"log = {name}.log",
-        "notification = never",
-    ]
 
 
 def _transfer(files: Sequence[str], *, shared: bool) -> list[str]:

@@ -41,10 +41,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""A batch system that takes longer to open is trouble: its commands have limits, imports and file reads have none."""
+"""Then a batch system that opens is trouble: imports and file reads have no limits."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""After this time an unanswered hello is repeated, and an absent manager is logged."""
+"""Then an unanswered hello is repeated, and an absent manager is logged."""
 
 
 class Ending(enum.IntEnum):
@@ -69,7 +69,7 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """True if there is a new connection, on which to `greet`. Raises SessionError if the manager does not take our
+        """True if there is a new connection, on which to `greet`. Raises SessionError if the manager refuses our
         key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
@@ -109,7 +109,7 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """While the manager is away: follow its file, because a restarted manager may listen elsewhere."""
+        """A restarted manager may listen elsewhere."""
         try:
             address = self._folder.read().address
         except SessionError as error:  # the file is being replaced, or the file system is away: look again later
@@ -176,7 +176,6 @@ class Factory:
         return BatchThread(keeper, say=self._hear)
 
     def run(self) -> Ending:
-        """Run until the session is over, or the manager is away for too long."""
         for worker in self._workers.values():
             worker.start()
         poll = select.poll()

@@ -44,9 +44,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""The longest pause after trouble, in polls."""
+"""After trouble, in polls."""
 _OVERDUE = 6.0
-"""A query that is overdue by this many polls comes before submissions."""
+"""By so many polls: then a query comes before submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -75,7 +75,7 @@ class KeptBlock:
     tried: bool = False
 
     def is_to_cancel(self, now: float) -> bool:
-        """True if a cancellation is due: the first one, or another one because the last had no effect."""
+        """A first cancellation, or another one because the last had no effect."""
         if not self.cancel:
             return False
         return not self.job or not self.cancelled_at or now - self.cancelled_at >= CANCEL_AGAIN_S
@@ -84,8 +84,8 @@ class KeptBlock:
 class Absences:
     """Counts the listings in a row that lack a job.
 
-    One listing proves nothing: it may come from a cache, or be incomplete. The job is lost when `LISTINGS` listings in
-    a row lack it, over at least `lag_s` (0: one listing is proof).
+    One listing proves nothing: it may come from a cache, or be incomplete. The job is lost when `LISTINGS` in a row
+    lack it, over at least `lag_s` (0: one listing is proof).
     """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
@@ -95,11 +95,11 @@ class Absences:
         """How many listings in a row lacked a job, and the time of the first."""
 
     def listed(self, job: Hashable) -> None:
-        """Note that a listing has this job, or that its end is known."""
+        """Or its end is known."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
-        """Note that a listing lacks this job; True once that proves that there is no such job."""
+        """True once that proves that there is no such job."""
         now = self._clock()
         count, since = self._missed.get(job, (0, now))
         self._missed[job] = count + 1, since
@@ -111,7 +111,7 @@ class Absences:
 
 class BlockKeeper:
     """The blocks of one site. `make` opens its batch system; `owners`: the site of each block; `was_tried`: whether an
-    earlier factory may have submitted a block. Not for several threads."""
+    earlier factory may have submitted a block. For one thread."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class BlockKeeper:
         self._sure, self._query_at = False, self._clock()
 
     def order(self, blocks: Iterable[BlockId]) -> None:
-        """Submit these blocks; a repeated order counts once."""
+        """A repeated order counts once."""
         for id in blocks:
             if id in self._over:
                 self._updates.append(self._over[id])
@@ -222,7 +222,7 @@ class BlockKeeper:
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site and wait; return the ids of jobs that are left at `until`."""
+        """Cancel every job of the session on this site; return the ids of jobs that are left at `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
@@ -279,7 +279,7 @@ class BlockKeeper:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _query_waits_s(self) -> float:
-        """An overdue query needs only one token of the budget."""
+        """An overdue query needs only one token."""
         if self._pacer is None:
             return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
@@ -373,7 +373,7 @@ class BlockKeeper:
         self._query_at = now + every_s
 
     def _is_certain(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
-        """False if only this listing lacks the job, which others may have."""
+        """False if only this listing lacks the job."""
         if not status.absent:
             self._absences.listed(kept.job)
             return True

@@ -27,7 +27,7 @@ _PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
 class KubernetesBatch:
-    """A `Batch`; `command` returns a block's pilot command. Its jobs' ids are the names of pods."""
+    """A job's id is the name of its pod."""
 
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
@@ -78,8 +78,7 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Kubernetes' client with a time limit for each request, and the walltime and GPU kind that Parsl's provider
-    omits."""
+    """Adds a time limit for each request, and the walltime and GPU kind that Parsl's provider omits."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client

@@ -46,7 +46,7 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """`expected_at`: its expected start, on the wall clock (0: unknown). `failed`: its output may say more."""
+    """`expected_at`: its start, on the wall clock (0: unknown). `failed`: its output may say more."""
 
     name: str
     phase: BlockPhase
@@ -55,7 +55,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status; `now` on the wall clock, `output`: the last lines that the job printed."""
+        """`now`: on the wall clock; `output`: the last lines that the job printed."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -141,7 +141,7 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read the end of a job from `qacct -j ID`; None without one."""
+    """Read `qacct -j ID`."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -157,7 +157,7 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read the state of a job from `bhist -l ID`; None without one."""
+    """Read `bhist -l ID`."""
     text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
@@ -178,20 +178,14 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows a job that is no longer listed. PBS lists such jobs itself (`qstat -x`)."""
+"""PBS lists such jobs itself (`qstat -x`)."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
 
 class ListedBatch:
     def __init__(
-        self,
-        site: Site,
-        *,
-        session: str,
-        folder: Path,
-        command: Callable[[BlockId], str],
-        pacer: Pacer | None = None,
+        self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str], pacer: Pacer | None = None
     ) -> None:
         self._kind = site.provider.kind
         self._accounting = True
@@ -256,7 +250,7 @@ class ListedBatch:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
 
     def _select(self, options: list[str]) -> list[str]:
-        """Return jobs of this user that PBS lists as not over; `options` choose among them."""
+        """Return jobs of this user that PBS lists as not over."""
         words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 

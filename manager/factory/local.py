@@ -23,12 +23,12 @@ from stoker.protocol.ids import BlockId
 
 
 def started_by_shell(worker_init: str, command: str) -> str:
-    """Return shell text that becomes the pilot: the shell's process id is the pilot's."""
+    """The shell's process id is the pilot's."""
     return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
 
 class LocalBatch:
-    """A `Batch`. Output goes to `folder`, inside the session's; `worker_init`: shell text before the pilot."""
+    """Output goes to `folder`, inside the session's; `worker_init`: shell text before the pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session

@@ -36,14 +36,14 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""How long the factory before may take to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
+"""For the factory before to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a factory until its session is over. Returns the exit status, an `Ending`."""
+    """Run a factory until its session is over; return an `Ending`."""
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Requests at once and each minute for a poll of `_POLL_S`: within 40 and 4."""
+"""At once and each minute, for a poll of `_POLL_S`: within 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Pacer:
-    """A token bucket. Safe with several threads."""
+    """A token bucket, for several threads."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Pacer:
             self._sleep(wait_s)
 
     def wait_s(self, *, leaving: float) -> float:
-        """Return the seconds until a request could be made that leaves this many tokens."""
+        """Until a request could be made that leaves this many tokens."""
         with self._lock:
             return self._until(leaving + 1.0)
 
     @property
     def is_low(self) -> bool:
-        """True when half of the tokens are gone: work that can wait should."""
+        """Half of the tokens are gone: work that can wait should."""
         with self._lock:
             self._fill()
             return self._level < self.burst / 2
@@ -83,7 +83,7 @@ def in_words(poll_s: float) -> str:
 
 
 def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
-    """Return the seconds until the next query: more when tokens are low, and when the last query took long."""
+    """More when tokens are low, and when the last query took long."""
     stretch = _STRETCH if pacer is not None and pacer.is_low else 1.0
     return max(stretch * poll_s, _SLOW * took_s)
 
@@ -105,7 +105,7 @@ class Listing(Generic[T]):
             return self._said
 
     def forget(self) -> None:
-        """The queue was changed: the next answer must be a new one."""
+        """The queue was changed."""
         with self._lock:
             self._said = None
 

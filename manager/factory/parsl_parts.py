@@ -33,7 +33,7 @@ _lock = threading.RLock()
 
 
 def import_in_parts() -> None:
-    """Import submodules of Parsl alone from now on. No-op if Parsl is imported already, or not installed."""
+    """No-op if Parsl is imported already, or not installed."""
     spec = importlib.util.find_spec("parsl") if "parsl" not in sys.modules else None
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
         return

@@ -28,7 +28,7 @@ PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 
 
 def issue_block_key(folder: SessionFolder, block: str) -> None:
-    """Make a block's key pair, unless it has one. Raises SessionError."""
+    """No-op if the block has one. Raises SessionError."""
     file = folder.block_key_file(block)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def issue_block_key(folder: SessionFolder, block: str) -> None:
 
 
 def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
-    """True if a block has a key pair: its submission has begun, and it is not over."""
+    """The block's submission has begun, and it is not over."""
     try:
         return folder.block_key_file(block).exists()
     except (OSError, SessionError):
@@ -49,13 +49,13 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    """Remove a block's key pair: the manager no longer accepts it."""
+    """The manager no longer accepts it."""
     with suppress(OSError, SessionError):  # the file system is away: the block has no pilot any more
         folder.block_key_file(block).unlink(missing_ok=True)
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
-    """Return the shell command of a pilot of this site. `python_path`: folders to import from."""
+    """`python_path`: folders to import from."""
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
@@ -75,7 +75,7 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
 
 
 def walltime_s(site: Site) -> int:
-    """Return the walltime of a block, rounded up to minutes, in which batch systems count."""
+    """Rounded up to minutes, in which batch systems count."""
     return math.ceil(site.provider.walltime_s / 60) * 60
 
 
@@ -93,7 +93,7 @@ def pilot_options(pilot: Pilot) -> list[str]:
 
 
 def python_path() -> str:
-    """Return the folders outside its environment that this program imports from: a pilot should be able to as well."""
+    """Return the folders outside its environment that this program imports from."""
     inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = []
     for entry in sys.path:

@@ -29,7 +29,7 @@ _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""Up to this many jobs are asked of `scontrol` one at a time; for more, one command shows all jobs of the cluster."""
+"""For more jobs, one `scontrol` shows all jobs of the cluster."""
 _AT_ONCE = 100
 
 
@@ -61,7 +61,7 @@ class SlurmBatch:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
+        """Cancels jobs that Slurm holds for good."""
         rows = self._squeue()
         now = time.time()
         rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
@@ -173,7 +173,7 @@ class SlurmBatch:
         return slurm_output.read_squeue(said.out)
 
     def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        """Ask slurmctld, then the accounting; leave out jobs that neither knows."""
+        """Ask slurmctld, then the accounting."""
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:

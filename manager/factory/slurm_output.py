@@ -26,7 +26,7 @@ _NEVER = (
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Slurm's reasons for a pending job that stay until a person changes something, and what to change."""
+"""Reasons of a pending job that stay until a person changes something, and what to change."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 
@@ -40,7 +40,7 @@ def advice_on_pending(reason: str) -> str:
 
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
-"""`%F`: all tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave."""
+"""`%F`: all tasks of an array have the id that sbatch gave."""
 PREEMPTED = "ArrayJobID:24,PreemptTime:24"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
@@ -58,11 +58,7 @@ _ENDS = {
     "OUT_OF_MEMORY": "out of memory",
     "REVOKED": "revoked by another cluster",
 }
-_DUE_TO = {
-    "PREEMPTION": "preempted by Slurm",
-    "TIME LIMIT": "out of walltime",
-    "NODE FAILURE": "node failed",
-}
+_DUE_TO = {"PREEMPTION": "preempted by Slurm", "TIME LIMIT": "out of walltime", "NODE FAILURE": "node failed"}
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO (.+?)\s*\*\*\*")
 _FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName|ArrayJobId|StartTime)=(\S*)")
 _COMMA = re.compile(r",(?![^\[]*\])")
@@ -80,8 +76,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """`state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock (0 = not known);
-    `folder`: the first line of the folder that it was submitted in."""
+    """`state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock; `folder`: the
+    first line of the folder that it was submitted in."""
 
     job: str
     state: str
@@ -106,7 +102,7 @@ class AccountedJob(msgspec.Struct, frozen=True):
 
 
 def read_squeue(text: str) -> dict[str, AccountedJob]:
-    """Read `squeue -h -o SQUEUE`. An array is one job, with the state of its liveliest task."""
+    """An array is one job, with the state of its liveliest task."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -185,7 +181,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """Return the status of a job that Slurm does not know: its output may still tell how it ended."""
+    """Slurm does not know the job: its output may still tell how it ended."""
     said = due_to(list(output))
     return BatchJobStatus(
         BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
@@ -193,8 +189,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm queued a job again; None if that is unknown. `sacct`: a row for each run of the job, oldest
-    first."""
+    """Return why Slurm queued a job again, if known. `sacct`: a row for each run of the job, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
@@ -223,7 +218,7 @@ def read_preempted(text: str) -> set[str]:
 
 
 def lost_nodes(sinfo: str) -> list[str]:
-    """Read `sinfo -h -N -o "%N|%T"`: the nodes that are down or do not answer (a `*` after their state)."""
+    """Read `sinfo -h -N -o "%N|%T"`: nodes that are down or do not answer (a `*` after their state)."""
     rows = (line.strip().split("|") for line in sinfo.splitlines())
     lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
     return list(dict.fromkeys(lost))

@@ -50,14 +50,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
-    """Return the id in the batch system's own sentence, between the lines that a site adds; empty if it is not
-    certain."""
+    """Return the id in the batch system's own sentence, between lines of the site; empty if not certain."""
     found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
-    """Return the id on a line of its own; empty if it is not certain."""
+    """Empty if not certain."""
     pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
@@ -73,9 +72,9 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
-"""Errors of these after which the scheduler may have taken the job."""
+"""The scheduler may have taken the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""`sbatch` says so while it waits for room in Slurm's queue, and when it gives up. Slurm has taken no job."""
+"""`sbatch` waits for room in Slurm's queue, or gives up. Slurm has taken no job."""
 _FULL = re.compile(
     # Slurm names the limit; before 20.11 it did not, and its sentence names all of them.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
@@ -84,7 +83,7 @@ _FULL = re.compile(
     r"|only \d+ jobs are allowed",  # Grid Engine
     re.IGNORECASE,
 )
-"""Errors while there are too many jobs, of this user or of all: the same job is accepted after others have ended."""
+"""Too many jobs, of this user or of all: the same job is accepted after others have ended."""
 
 
 def is_not_now(words: str) -> bool:
@@ -107,16 +106,10 @@ def advice_on_submission(words: str) -> str:
 
 
 class Submitter:
-    """Submits a session's blocks. Scripts and output in `folder` have the jobs' `names`."""
+    """Scripts and output in `folder` have the jobs' `names`."""
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        session: str,
-        folder: Path,
-        command: Callable[[BlockId], str],
-        pacer: Pacer | None = None,
+        self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str], pacer: Pacer | None = None
     ) -> None:
         self._kind = site.provider.kind
         self.session = session
@@ -127,14 +120,14 @@ class Submitter:
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; return its id. Raises SubmissionRefused, BatchTrouble."""
+        """Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
         job = self._submit(name, self._command(block))
         self.names[job] = name
         return job
 
     def output(self, job: str, name: str = "") -> list[str]:
-        """Return the last lines that a job printed. `name`: the job's, if it was submitted by another process."""
+        """`name`: the job's, if it was submitted by another process."""
         name = self.names.get(job, name)
         return last_lines(self.folder, name) if name else []
 
@@ -176,7 +169,7 @@ class NotSubmitted(Exception):
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
-    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`)."""
+    """Without a `shell` scripts are only rendered (`text`)."""
 
     shell: Callable[[str], CommandResult] | None = None
     job = ""
@@ -188,7 +181,7 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         self.job, self.said = job, None
 
     def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
-        """Run a command. Raises BatchTrouble when it does not answer in time."""
+        """Raises BatchTrouble when the command does not answer in time."""
         del timeout  # the site's limit holds
         if self.shell is None:
             if self.text:
@@ -241,7 +234,6 @@ class OnEachNode(Launcher):  # type: ignore[misc]
         self.provider = provider
 
     def __call__(self, command: str, tasks_per_node: int, nodes_per_block: int, script_dir: str = "") -> str:
-        """Return the last lines of the submit script."""
         del tasks_per_node, script_dir
         if nodes_per_block == 1:
             return f"exec {command}"
@@ -263,7 +255,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
 
 
 def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
-    """Return Parsl's provider for a site with submit scripts; without a shell it only renders. Raises ConfigError."""
+    """Without a shell it only renders. Raises ConfigError."""
     make = _MAKERS.get(site.provider.kind)
     if make is None:
         raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")

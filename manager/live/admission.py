@@ -36,7 +36,7 @@ _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """CLIENT: a peer with the session's client key. PILOT: with the key of a block, or the session's pilot key."""
+    """CLIENT has the session's client key; PILOT the key of a block, or the session's pilot key."""
 
     CLIENT = "client"
     PILOT = "pilot"
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why a key of this block may not speak for this pilot; empty if it may."""
+    """Return why a key of this block may not speak for this pilot, if it may not."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -142,7 +142,7 @@ class UnprovenConnections:
         self.cut = 0
 
     def accepted(self, descriptor: int) -> None:
-        """Note a new connection. If it is one too many, cut another or this one."""
+        """If the connection is one too many, cut another or this one."""
         self.settled(descriptor)
         peer = _peer_of(descriptor)
         if peer is None:
@@ -160,13 +160,13 @@ class UnprovenConnections:
             )
 
     def settled(self, descriptor: int) -> None:
-        """A connection has proven its key, or is closed. No-op if it is not known as unproven."""
+        """A connection has proven its key, or is closed."""
         if self.places.remove(descriptor):
             del self._peers[descriptor]
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """Return the other side of a connection, without a new descriptor; None if it is closed already."""
+    """Without a new descriptor. None if the connection is closed already."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
@@ -181,7 +181,7 @@ def _peer_of(descriptor: int) -> Peer | None:
 
 
 def _shut(descriptor: int, peer: Peer) -> None:
-    """End a connection, if the descriptor is still that connection: its number may belong to another by now."""
+    """End a connection, unless its number belongs to another by now."""
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)

@@ -36,12 +36,12 @@ MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 2.0
 PAUSE_S = 2.0
-"""Seconds from the start of an advisor that died to the next start; doubles while it dies at once."""
+"""From the start of an advisor that died to the next; doubles while it dies at once."""
 LONGEST_PAUSE_S = 300.0
 _SLOW_SENT = 2
-"""Questions on sources that are sent at once: the advisor answers them one after the other."""
+"""Questions on sources at once: the advisor answers one after the other."""
 _SENT = 16
-"""Questions that are sent at once: the channel holds a bounded number of bytes."""
+"""Questions at once: the channel holds a bounded number of bytes."""
 
 
 def performance() -> PerformanceStore:
@@ -61,7 +61,7 @@ class History:
         self._session = session
 
     def record(self, command: events.Record) -> None:
-        """Record a measurement. Runs are recorded as the mean of those since the last record."""
+        """Runs are recorded as the mean of those since the last record."""
         match command:
             case events.RecordLoad():
                 self._store.record_load(
@@ -95,7 +95,7 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """Answer from earlier sessions; only the advisor answers about other subjects than contexts."""
+        """Only the advisor answers about other subjects than contexts."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -136,18 +136,11 @@ class _Question:
 
 
 class AdvisorLink:
-    """`watch` and `unwatch` tell the manager's loop which descriptor brings answers. Times are on a clock that does
-    not jump."""
+    """`watch` and `unwatch` tell the manager's loop which descriptor brings answers. Times are on a clock that does not
+    jump."""
 
-    def __init__(
-        self,
-        folder: SessionFolder,
-        *,
-        watch: Callable[[int], None],
-        unwatch: Callable[[int], None],
-        limit_s: float = LIMIT_S,
-    ) -> None:
-        self.limit_s = limit_s
+    def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
+        self.limit_s = LIMIT_S
         self._folder = folder
         self._watch = watch
         self._unwatch = unwatch
@@ -164,7 +157,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Ask, unless too many questions are open, the subject is asked about already, or the question is too long."""
+        """No-op if too many questions are open, this one is, or it is too long."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:

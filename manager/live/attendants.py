@@ -34,8 +34,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""A factory's time until its hello, in addition to the commands of the factory before it: a minute for that one to
-leave, and a minute on a busy machine."""
+"""A factory's time until its hello, in addition to the commands of the factory before it."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 

@@ -23,19 +23,16 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The clock's file. `monotonic` names the monotonic clock that `ahead_s` counts from."""
+    """`monotonic` names the clock that `ahead_s` counts from."""
 
     monotonic: str
     ahead_s: float
 
 
 class Clock:
-    """Seconds since the epoch that advance with the kernel's monotonic clock.
-
-    Times in the journal must mean the same after a restart. The wall clock is read only once: if an administrator sets
-    it an hour forward, no pilot may count as silent for an hour. `file` keeps the offset for the next manager on this
-    machine.
-    """
+    """Seconds since the epoch that advance with the kernel's monotonic clock: times in the journal must mean the same
+    after a restart, and if an administrator sets the wall clock an hour forward, no pilot may count as silent for an
+    hour. `file` keeps the offset for the next manager on this machine."""
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
         ahead_s = _read(file) if file is not None else None
@@ -69,7 +66,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """A timer that was set again leaves its old entry in the heap; the core knows the valid one."""
+    """A timer that was set again leaves its old entry in the heap."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -92,8 +89,8 @@ class TimerHeap:
 class Acks:
     """The last unsent acknowledgement of each peer.
 
-    It only frees memory at the peer. It leaves with the next frame, or alone between `longest_s / 2` and `longest_s`
-    later. The delay is short for clients, which wait for their last acknowledgement before they exit.
+    It only frees memory at the peer, so it leaves with the next frame, or alone between `longest_s / 2` and `longest_s`
+    later. The delay is short for clients, which wait for their last one before they exit.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -103,7 +100,7 @@ class Acks:
         self._newer: dict[str, Ack] = {}
 
     def add(self, peer: str, ack: Ack, now: float) -> None:
-        """Delay an acknowledgement. It replaces an earlier one, which it includes."""
+        """It replaces an earlier one, which it includes."""
         if peer in self._older:
             self._older[peer] = ack
             return

@@ -41,9 +41,9 @@ _NO_SNAPSHOT = "the snapshot that belongs before it is not there"
 class JournalPast:
     """A journal's newest readable beginning, and the records that follow.
 
-    `since`: when the snapshot was made (0: no snapshot). `next_event`: its number. `unreadable`: snapshots that
-    cannot be read, and why. `lost`: damaged bytes so far. `is_comparable`: False between damage and the first manager
-    that came back without the damaged events: decisions in between rest on lost events.
+    `since`: when the snapshot was made (0: no snapshot). `unreadable`: snapshots that cannot be read, and why. `lost`:
+    damaged bytes so far. `is_comparable`: False between damage and the first manager that came back without the damaged
+    events: decisions in between rest on lost events.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """True if the files lead from a snapshot, or from the session's beginning, to its end."""
+        """The files lead from a snapshot, or from the session's beginning, to its end."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -104,7 +104,7 @@ class JournalPast:
         return self.core_at(now).handle(event, now)
 
     def core_at(self, now: float) -> Core:
-        """Return the core, made at this time if no snapshot holds one."""
+        """Make the core at this time if no snapshot holds one."""
         if self.core is None:
             self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
             self.core.start()
@@ -171,9 +171,8 @@ class JournalPast:
 
 
 class CameBack(msgspec.Struct):
-    """What a manager begins with. `core`: None if there was no journal, or it was put aside. `end`: where the journal
-    continues. `ends`: call ends for a new core. `compact`: write a snapshot soon.
-    """
+    """`core`: None if there was no journal, or it was put aside. `end`: where the journal continues. `ends`: call ends
+    for a new core. `compact`: write a snapshot soon."""
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -227,7 +226,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
 
 
 def _replay(past: JournalPast, notices: list[str]) -> None:
-    """A difference between two versions raises; a difference within this version is a fault, and gives a notice."""
+    """A difference between two versions raises; within this version it is a fault, and gives a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -265,7 +264,7 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
 
 
 def _keep_damaged(past: JournalPast) -> list[str]:
-    """Keep each damaged file, and let the journal continue in another segment. Returns notices for people."""
+    """Keep each damaged file, and continue the journal in another segment. Returns notices for people."""
     notices, copies = [], set[Path]()
     for path, damage in past.damage:
         if damage.cut:
@@ -288,7 +287,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep(path: Path, name: Path) -> str:
-    """Hard links may be missing. Returns why a file cannot be kept, or ""."""
+    """Return why a file cannot be kept, or "". Hard links may be missing."""
     try:
         name.hardlink_to(path)
         return ""

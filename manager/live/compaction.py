@@ -30,12 +30,12 @@ log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
 GROWTH = 2
-"""A journal is compacted when it has grown by both `LEAST_BYTES` and `GROWTH` times its last snapshot."""
+"""A journal has grown by both `LEAST_BYTES` and `GROWTH` times its last snapshot before it is compacted."""
 CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
 READ_BACK_BYTES = 64 << 20
-"""A snapshot up to this size is read back before what it replaces is removed."""
+"""Up to this size a snapshot is read back before what it replaces is removed."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 
@@ -147,7 +147,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """The child dies with its parent. The journal's lock, the port and all connections stay with the parent."""
+    """The child dies with its parent, which keeps the journal's lock, the port and all connections."""
     code, said = _FAILED, ""
     try:
         gc.disable()

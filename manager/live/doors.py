@@ -143,7 +143,7 @@ class Doors:
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
     ) -> str:
-        """Listen, and return the address. The earlier `address` is best, because peers know it."""
+        """The earlier `address` is best, because peers know it."""
         if address:
             try:
                 self.router.bind(address)
@@ -167,7 +167,7 @@ class Doors:
 
     @property
     def has_unread_connection(self) -> bool:
-        """True if a connection is open from which no frame was read: its peer is not known yet."""
+        """A connection is open from which no frame was read: its peer is not known yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
@@ -177,10 +177,8 @@ class Doors:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`; return the names of the peers whose connection broke.
-
-        The caller handles them before it reads `frames`: a peer that is back already has a frame there.
-        """
+        """Wait for messages or `timeout_ms`; return the peers whose connection broke. The caller handles them before it
+        reads `frames`: a peer that is back already has a frame there."""
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
@@ -196,7 +194,7 @@ class Doors:
         return [name for name in taken if name]
 
     def _broken(self) -> Iterator[bytes]:
-        """Read the socket's monitor: the identities of the connections that broke."""
+        """Read the identities of broken connections from the socket's monitor."""
         while self._monitor.poll(0):
             event, descriptor = next_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
@@ -211,7 +209,7 @@ class Doors:
                     yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Yield frames: the owner of the peer's key, the identity of the connection, the bytes."""
+        """Yield the owner of the peer's key, the identity of the connection, the bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -253,7 +251,7 @@ class Doors:
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame to a peer, by its name; False if it is not connected."""
+        """False if the peer is not connected."""
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
@@ -285,7 +283,7 @@ class EventReader:
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return a frame's event; None if it is refused. `user`: the owner of the key that the peer used."""
+        """Return a frame's event; None if it is refused. `user`: the owner of the key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

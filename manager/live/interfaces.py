@@ -26,7 +26,7 @@ _ANYWHERE = ("192.0.2.1", 9)
 
 
 def resolve(interface: str) -> str:
-    """Return the address for the name of a network (`ib0`), an address, or `auto`. Raises ConfigError."""
+    """`interface`: the name of a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
         return choose(there, named=_named(), towards_world=_towards_world())
@@ -75,7 +75,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def no_way_to(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint; empty if it has one. Sends nothing."""
+    """Return why this host has no route to a ZeroMQ endpoint, if it has none. Sends nothing."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:

@@ -43,20 +43,20 @@ log = logging.getLogger("stoker.manager")
 
 CHECKS = 64
 CHECKS_S = 0.2
-"""Checks are written with the next turn after this many, or this many seconds."""
+"""Checks are written with the next turn after `CHECKS`, or this many seconds."""
 MOST_CHECKS = 10_000
-"""A turn of the loop has fewer events than this."""
+"""A turn of the loop has fewer events."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""The reason if a journal is not safe and its disk reports no error."""
+"""Why a journal is not safe if its disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
-"""A session that is to end waits this long for its journal; then it ends without the last records."""
+"""A session that is to end waits this long for its journal."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """The result of a sync: the safe position, how many turns it made safe, and the error."""
+    """The safe position, how many turns were made safe, and the error."""
 
     position: int
     turns: int
@@ -118,7 +118,7 @@ class Syncing:
 
 
 class JournalEnd(msgspec.Struct, frozen=True):
-    """Where writing continues: the segment, the number of events so far, and the size of the whole part."""
+    """Where writing continues: the segment, the number of events, and the size of the whole part."""
 
     head: SegmentHead
     events: int
@@ -154,7 +154,7 @@ class Journal:
 
     @property
     def is_synced(self) -> bool:
-        """True if the journal survives a crash of the host."""
+        """The journal survives a crash of the host."""
         return self._syncing is not None
 
     @property
@@ -176,7 +176,7 @@ class Journal:
         self._append(now, event)
 
     def take_back(self) -> None:
-        """Remove the last event, which is not on disk yet: the core could not handle it."""
+        """Remove the last event, which is not on disk yet."""
         self.position -= sum(map(len, self._pending[-2:]))
         del self._pending[-2:]
         self.events -= 1
@@ -197,7 +197,7 @@ class Journal:
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Put all events on disk. On failure set `trouble`, and try again in a later call."""
+        """On failure set `trouble`, and try again in a later call."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -293,7 +293,7 @@ class Journal:
         return head
 
     def close(self) -> None:
-        """Write the rest and close the file. Raises SessionError if the disk does not take it."""
+        """Raises SessionError if the disk does not take the rest."""
         self._append_checks()
         safe = self.settle(within_s=2.0)
         if self._syncing is not None:
@@ -304,14 +304,14 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield the events of one file of a journal, oldest first. Raises SessionError for another file; skips damage."""
+    """Yield the events of one file, oldest first, without damage. Raises SessionError for another file."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
 
 
 def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield the events of one file, and checks of the decisions on them, which come some time later."""
+    """Yield also the checks of the decisions on the events, which come some time later."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record
@@ -355,7 +355,7 @@ class JournalTrouble:
         return not (self._journal.trouble or self.text or self._told)
 
     def changed_notice(self, now: float) -> str:
-        """Return a notice for the session if trouble began or ended since the last call."""
+        """Return a notice if trouble began or ended since the last call."""
         if bool(self._journal.trouble) is bool(self.text):
             return ""
         if self._journal.trouble:
@@ -409,12 +409,11 @@ class HeldCommands:
         """When the session ends although its journal cannot be written; infinite while it is not to end."""
 
     def hold(self, commands: list[Command]) -> None:
-        """Hold commands until the journal is safe up to its present position."""
         if commands:
             self._batches.append((self._journal.position, commands))
 
     def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
-        """Split commands: some may leave before the journal is synced."""
+        """Split off the commands that may leave before the journal is synced."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
         later: list[Command] = []
@@ -429,7 +428,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or if the `ending` session has waited long enough for its journal."""
+        """True if the oldest batch is safe, or the `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

@@ -18,7 +18,7 @@ from types import FrameType
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
-"""Exit status of a manager that cannot go on and whose journal is whole: a restart resumes from it."""
+"""Exit status of a manager that cannot go on and whose journal is whole."""
 NO_PORT = 5
 """Exit status of a restarted manager without a free port in its range."""
 
@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 
 class RestartProgress:
-    """The manager's side: it touches a file once in its life, when the first call has ended."""
+    """The manager touches a file once in its life, when the first call has ended."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class RestartProgress:
 
 
 class Restarts:
-    """The keeper's side: whether and when to restart after each death. Progress clears the count of deaths."""
+    """Whether and when the keeper restarts a manager. Progress clears the count of deaths."""
 
     def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress

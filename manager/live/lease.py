@@ -39,9 +39,9 @@ TAKEN_OVER = 3
 """Exit status of a manager that found that another one runs its session."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""From another machine, a lease that has not changed for this long is free."""
+"""From another machine a lease is free after this time without a change."""
 SURE_S = 15.0
-"""A holder that has not read its own token for this long does nothing until it has."""
+"""A holder that has not read its own token for this long does nothing."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -62,9 +62,8 @@ class NoRoomError(SessionError):
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """`machine` is the same for processes that can see each other's ids; `started` is in the kernel's ticks since boot.
-    `over`: why the session has ended. `unwritten`: why the journal lacks its last records.
-    """
+    """`machine` is the same for processes that see each other's ids; `started`: in ticks since boot. `over`: why the
+    session has ended. `unwritten`: why the journal lacks its last records."""
 
     host: str
     machine: str
@@ -99,11 +98,11 @@ class Lease:
 
     @property
     def from_elsewhere(self) -> bool:
-        """True if the holder before ran on another machine: it may be alive after all."""
+        """The holder before ran on another machine: it may be alive after all."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """`on_lost` is called on the lease's thread with the new holder (None: the session folder is gone)."""
+        """`on_lost` gets the new holder on the lease's thread (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -116,7 +115,7 @@ class Lease:
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """Release the lease. `over`: why the session has ended, if it has: no other manager starts then."""
+        """`over`: why the session has ended, if it has: no other manager starts then."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -181,7 +180,7 @@ class Lease:
             raise
 
     def write(self) -> None:
-        """Write the lease to a new file, and keep that open for a time without descriptors. Raises OSError."""
+        """Write a new file, and keep that open for a time without descriptors. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
@@ -204,7 +203,7 @@ class Lease:
         return True
 
     def _write_in_place(self, holder: LeaseHolder) -> None:
-        """Write into the open file. Raises OSError; the content is then as it was."""
+        """Raises OSError; the content is then as it was."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
             # Another holder wrote its lease: reading it takes a descriptor, and this one is useless now.
             os.close(self._file)
@@ -247,10 +246,7 @@ def take(
     room_s: float = 0.0,
 ) -> Lease:
     """Wait up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the
-    disk.
-
-    Raises SessionError if the session has a live manager or is over, and NoRoomError.
-    """
+    disk. Raises SessionError if the session has a live manager or is over, and NoRoomError."""
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
@@ -294,7 +290,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder of the lease at `path`, or None. Raises SessionError for a damaged lease, OSError."""
+    """Raises SessionError for a damaged lease, OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -306,7 +302,7 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why the journal of an ended session lacks its last records; empty if it does not."""
+    """Return why the journal of an ended session lacks its last records, if it does."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
@@ -319,7 +315,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """True if a holder's process lives; None if it is on another machine, where only its silence can tell."""
+    """None if the process is on another machine, where only its silence can tell."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -328,7 +324,7 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 
 
 def copy_journal(journal: Path) -> None:
-    """Replace a journal by a copy, so that late writes of the old manager are never read."""
+    """So that late writes of the old manager are never read."""
     if journal.exists():
         # A restart knows a draft that a killed manager leaves by its ending.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
@@ -361,7 +357,7 @@ def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Starters on one machine take turns. On a file system without locks only the lease protects the session."""
+    """Starters on one machine take turns, on a file system with locks."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -24,12 +24,10 @@ PeerKey = tuple[Role, str]
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """The manager's time limits, in seconds.
-
-    `silence_s`: a pilot that says nothing for longer is lost. `pilot_back_s`, `client_back_s`: for a new connection
-    after one broke; `restart_s`: after a restart of the manager. `pilot_lease_s`: a pilot waits this long for a lost
-    manager. `idle_s`: a detached session ends after this time without clients and calls (0 = never).
-    """
+    """Time limits in seconds. `silence_s`: a pilot that says nothing for longer is lost. `pilot_back_s`,
+    `client_back_s`: for a new connection after one broke; `restart_s`: after a restart of the manager. `pilot_lease_s`:
+    a pilot waits this long for a lost manager. `idle_s`: a detached session ends after this time without clients and
+    calls (0 = never)."""
 
     heartbeat_s: float = 5.0
     silence_s: float = 15.0
@@ -58,7 +56,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """A connection of this name broke. True if a peer of this role used it: it has a moment to reconnect."""
+        """True if a peer of this role used the connection: it has a moment to reconnect."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._back_s(role)
@@ -88,7 +86,7 @@ class PeerWatch:
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 
     def overdue(self, now: float) -> Iterator[tuple[Role, str, str]]:
-        """Give up peers: role, name, and why. The name of a first client that never came is empty."""
+        """Give up peers. The name of a first client that never came is empty."""
         if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
             self._back_by[_FIRST_CLIENT] = now  # the program that was to join has ended
         for peer, until in list(self._back_by.items()):

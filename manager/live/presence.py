@@ -85,13 +85,13 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """Return ` (pid 7 on login2)`, for people; empty if the manager is here, or nowhere."""
+    """Return ` (pid 7 on login2)`; empty if the manager is here, or nowhere."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
 
 def _listens_at(pid: int, address: str) -> bool:
-    """True if a process of this machine listens on the port of an address; also if that cannot be seen."""
+    """Also True if that cannot be seen."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):

@@ -38,7 +38,7 @@ from stoker.startup import RELEASE
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
-"""A journal from before there were segments: one file, which does not name the Stoker that wrote it."""
+"""From before there were segments: one file, which does not name its Stoker."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
@@ -49,13 +49,13 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""The version that writes a segment: another version may decide otherwise about its events."""
+"""Another version may decide otherwise about the events of a segment."""
 
 # ---- records
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checks of the decisions on the journal's events from number `first` on (from 0): 4 bytes each, little endian."""
+    """Checks of the decisions on the events from number `first` on (from 0): 4 bytes each, little endian."""
 
     first: int
     checks: bytes
@@ -68,8 +68,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """`number` counts from 1; `first`: the number of its first event; `mark`: random, also in the snapshot that
-    belongs before the segment; `stoker`: the version that began it."""
+    """`number`: from 1; `first`: of its first event; `mark`: random, also in the snapshot before the segment; `stoker`:
+    the version that began it."""
 
     number: int
     first: int
@@ -78,7 +78,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """`tail`: no whole record follows. `cut`: it looks like a record that a killed process did not write to its end."""
+    """`tail`: no whole record follows. `cut`: a killed process did not write it to its end."""
 
     at: int
     length: int
@@ -105,7 +105,7 @@ def as_bytes(checks: array[int]) -> bytes:
 
 
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield each record and each damaged part of a file: where it ends, its time, and itself. Raises SessionError."""
+    """Yield each record and each damaged part: where it ends, its time, and itself. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -185,7 +185,7 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """True if there is a segment; only an earlier one if a manager was killed between two segments."""
+    """Only an earlier segment if a manager was killed between two."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
@@ -256,7 +256,7 @@ def _beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """A `needed` file is a copy of a segment that is still read: without it the damage would be reported again."""
+    """Without a `needed` file, a copy of a segment that is still read, the damage would be reported again."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

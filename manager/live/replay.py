@@ -1,7 +1,7 @@
 """Replays of a journal: the same events, in order, at the same times, give the same manager.
 
-`verify` compares each decision with the recorded one. A difference means that something else went into a decision (a
-clock, chance, the order of a set), or that other code or policies ran the session. The replay stops there.
+`verify` compares each decision with the recorded one. After a difference (a clock, chance, the order of a set, or other
+code or policies) the replay stops.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`checked`: events whose decisions the journal knows; `restarts`: managers that came back; `since`: earlier
-    events are no longer in the journal (0: all are); `lost`: damaged parts."""
+    """`checked`: events whose decisions the journal knows; `restarts`: of managers; `since`: earlier events are no
+    longer in the journal (0: all are); `lost`: damaged parts."""
 
     session: str
     events: int
@@ -114,7 +114,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def is_old(self) -> bool:
-        """True if the journal has no checks: it was written by a version before they existed."""
+        """The journal has no checks: it is from before they existed."""
         return self.events > 0 and not self.checked
 
 
@@ -129,10 +129,7 @@ def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
     """Replay a journal and compare decisions. `tell` hears now and then the number of events, and their time in
-    seconds.
-
-    Raises SessionError if there is no journal, it is empty, or a policy raises.
-    """
+    seconds. Raises SessionError if there is no journal, it is empty, or a policy raises."""
     past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}
     events = checked = restarts = lost = 0

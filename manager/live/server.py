@@ -47,7 +47,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""While this many bytes wait for room on the disk, the manager reads no messages."""
+"""While so much waits for room on the disk, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
@@ -56,12 +56,12 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised on this event; a refusal replaces it in the journal, and the manager restarts."""
+    """A refusal replaces the event in the journal, and the manager restarts."""
 
 
 class ManagerServer:
-    """`sure` returns once no other manager can run the session; `parent`: the program that started this one (0 = not
-    known)."""
+    """`sure` returns once no other manager can run the session; `parent`: the program that started this one (0 =
+    unknown)."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class ManagerServer:
             self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """The commands leave when the turn's frames are read, before the journal is written."""
+        """The commands leave before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -224,7 +224,7 @@ class ManagerServer:
             self._give(events.FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """`keep`: write the event to the journal; False for a question, which need not wait."""
+        """`keep`: write the event to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -412,7 +412,7 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file that no program will read. Its name comes from a pilot: no other file is removed."""
+    """Remove a result file. Its name comes from a pilot: no other file is removed."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -448,7 +448,7 @@ class EndRequest:
         self._touched_ns = 0
 
     def is_new(self) -> bool:
-        """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""
+        """True if the file was touched since the last call. One that a killed `stoker down` left does not change."""
         before = self._touched_ns
         try:
             with self._path.open("rb") as file:  # opened: a network file system then looks again

@@ -49,7 +49,7 @@ CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
 PACKAGES = "packages"
 POLICY_SETTINGS = ("name", "dispatch", "residency")
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
-"""Every policy has these; `stoker.manager.policies.Quiet` provides them."""
+"""Every policy has these (`stoker.manager.policies.Quiet`)."""
 SEAMS = {
     "dispatch": (
         "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
@@ -58,16 +58,16 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""The manager's questions at each seam. A policy with the first method of a seam must have them all."""
+"""A policy with the first method of a seam must have them all."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""The similarity (`difflib`, 0 to 1) from which a name counts as a misspelling of another."""
+"""The similarity (`difflib`) from which a name is a misspelling of another."""
 
 # ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """Import the module of a user's policy; a path counts from `folder`. Raises ConfigError."""
+    """A path counts from `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -86,7 +86,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return a policy's name after `copy_policy`. `alone`: the folder of the copy of a file that stands alone."""
+    """Return a policy's name after `copy_policy`. `alone`: the folder for a file that stands alone."""
     file = policy_file(name)
     if not file:
         return name
@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy the file of a policy, or the imported files of its package, into a folder. Returns its name there."""
+    """Copy the file of a policy, or the imported files of its package. Returns its name there."""
     file = policy_file(name)
     if not file:
         return name
@@ -117,7 +117,7 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
 
 
 def _root_of(path: Path) -> Path:
-    """Return the folder that a file's package is imported from; the file's own if it is in no package."""
+    """Return the folder that a file's package is imported from."""
     folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -169,10 +169,7 @@ def _imported_below(folder: Path) -> Iterator[Path]:
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     """Return the policy of this name: one that ships, or a user's own, which is imported and made once as a check.
-
-    `folder`: where its path counts from (None: the working folder). `seam`: the one that it is named for. Raises
-    ConfigError.
-    """
+    `folder`: where its path counts from. `seam`: the one that it is named for. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
@@ -304,9 +301,8 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """`dispatch` and `residency`: only if they differ from `name`. `search_path`: folders that modules are
-    imported from. `honours`: the wishes of calls that the policies take into account (None: only the manager can
-    tell)."""
+    """`dispatch`, `residency`: only if they differ from `name`. `search_path`: of modules. `honours`: the wishes of
+    calls that the policies take into account (None: only the manager can tell)."""
 
     name: str = Policy().name
     dispatch: str = ""
@@ -320,7 +316,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """A site that names no policy agrees with any other. Raises ConfigError if two sites differ."""
+    """A site that names no policy agrees with any other. Raises ConfigError if two differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
@@ -338,12 +334,12 @@ def agreed(sites: Iterable[Site]) -> ChosenPolicies:
 
 
 def check_policies(sites: Iterable[Site]) -> None:
-    """Raise ConfigError if the sites disagree, or a policy that they name cannot be made."""
     policies_for(sites)
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Make the policies that these sites would have in a session. Raises ConfigError."""
+    """Make the policies that these sites would have in a session. Raises ConfigError if they disagree, or one cannot be
+    made."""
     return _made(agreed(sites), working_folder())
 
 
@@ -395,7 +391,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the names of a session's policies; empty for the default ones, or if the choice cannot be read."""
+    """Empty for the default policies, or if the choice cannot be read."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:

@@ -49,7 +49,7 @@ _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written; "*" stands for its `__dict__`."""
+"""The fields of each class, in the order in which they are written; "*": its `__dict__`."""
 
 # ---- pickles
 
@@ -63,10 +63,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and everything that it refers to. `modules`: of a user's policies.
-
-    Raises Unsaveable, OSError.
-    """
+    """Write an object and everything that it refers to. `modules`: of a user's policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -190,7 +187,7 @@ class _NounUnpickler(pickle.Unpickler):
 
 
 def new_noun(kind: type) -> object:
-    """Stands in a pickle for "a new object of this class"; the unpickler replaces it."""
+    """Stands in a pickle for "a new object of this class"."""
     raise Unreadable(f"a {kind} outside of a snapshot")
 
 
@@ -226,7 +223,7 @@ def _class(module: str, name: str) -> type | None:
 
 
 def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """Return the modules of policies, which may be a user's own, and all imported modules of their packages."""
+    """Return the modules of policies, and all imported modules of the packages of a user's own."""
     if policies is None:
         return frozenset()
     own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
@@ -242,7 +239,7 @@ _PARTS = struct.Struct("<QIQIQI")
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """`segment`: the segment that follows; `at`: the time of the last event before it."""
+    """`segment`: follows; `at`: the time of the last event before it."""
 
     session: str
     stoker: str
@@ -252,7 +249,7 @@ class SnapshotHead(msgspec.Struct, frozen=True):
 
 
 class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """Ends of a client's calls that it has not confirmed. `first`: how many results it had confirmed before."""
+    """Ends of calls that a client has not confirmed. `first`: how many results it had confirmed before."""
 
     client: ClientId
     number: int
@@ -261,7 +258,7 @@ class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CertainFacts(msgspec.Struct, frozen=True):
-    """Facts that hold even if another version cannot read the core."""
+    """They hold even if another version cannot read the core."""
 
     clients: list[Unconfirmed] = []
 
@@ -279,7 +276,7 @@ def certain_of(state: State) -> CertainFacts:
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write and sync a snapshot. Returns its size in bytes. Raises Unsaveable, OSError."""
+    """Write and sync a snapshot. Returns its size. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -314,7 +311,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Return a snapshot's parts. Raises Unreadable if the head or the certain facts are damaged."""
+    """Raises Unreadable if the head or the certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -76,7 +76,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
@@ -84,7 +84,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import FieldInfo
 
-from stoker.config_errors import explain, line_of, parse_toml
+from stoker.config_errors import line_of, parse_toml, read_toml
 from stoker.decoding import read_text
 from stoker.errors import ConfigError, UnitError
 from stoker.folders import working_folder
@@ -144,14 +144,6 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
     if site.pilot.probe == NO_PROBE:
         found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
     return found
-
-
-def stands_in_vain(site: Site, data: Mapping[str, Any]) -> tuple[SiteSetting, str] | None:
-    """Return the first setting in a file's tables without effect, and the message; None if all have effects."""
-    for (table, setting), why in without_effect(site).items():
-        if setting in data.get(table, {}):
-            return (table, setting), f"[{table}] {setting} has no effect: {why}"
-    return None
 
 
 def refuse_in_vain(site: Site) -> None:
@@ -238,20 +230,12 @@ def parse_site(text: str, *, file: str) -> Site:
     """Parse the text of a site file. `file`: its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     _read_numbers(data)
-    try:
-        site = msgspec.convert(data, type=Site, dec_hook=read_unit)
-    except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=Site, shapes=_SHAPES)
-        raise ConfigError(
-            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
-        ) from None
-    except (RecursionError, OverflowError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
-    vain = stands_in_vain(site, data)
-    if vain is not None:
-        path, problem = vain
-        line = line_of(path, text)
-        raise ConfigError(f"{file}: line {line}: {problem}", file=file, line=line, key=path[1])
+    site = read_toml(text, Site, file=file, shapes=_SHAPES, read=read_unit, data=data)
+    for (table, setting), why in without_effect(site).items():
+        if setting in data.get(table, {}):
+            line = line_of((table, setting), text)
+            problem = f"line {line}: [{table}] {setting} has no effect: {why}"
+            raise ConfigError(f"{file}: {problem}", file=file, line=line, key=setting)
     return site
 
 
@@ -261,7 +245,8 @@ def _read_numbers(data: dict[str, Any]) -> None:
         settings = data.get(table)
         if not isinstance(settings, dict):
             continue
-        numbers = {field.encode_name for field in msgspec.structs.fields(shape) if _is_whole_number(field.type)}
+        fields = msgspec.structs.fields(shape)
+        numbers = {field.encode_name for field in fields if (get_args(field.type) or (field.type,))[0] is int}
         for setting, value in settings.items():
             if setting in numbers and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
                 settings[setting] = int(value)
@@ -270,10 +255,6 @@ def _read_numbers(data: dict[str, Any]) -> None:
 
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
-
-
-def _is_whole_number(kind: Any) -> bool:
-    return (get_args(kind) or (kind,))[0] is int
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:

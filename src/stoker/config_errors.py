@@ -14,7 +14,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -23,6 +23,7 @@ from stoker.errors import ConfigError
 # ---- lines: TOML readers keep no line numbers
 
 
+T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
@@ -32,14 +33,14 @@ _TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line of a setting, from 1; if it is missing, the line of its table."""
+    """Return the line of a setting, from 1; if it is missing, of its table."""
     lines = _lines(text)
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """The line of each table and setting. Tables of `[[a]]` are `a.0`, `a.1`, … The text is valid TOML, so the starts
-    of lines suffice, outside multi-line strings and arrays. Keys of an inline table are on its line."""
+    """Tables of `[[a]]` are `a.0`, `a.1`, … The text is valid TOML, so the starts of lines suffice, outside multi-line
+    strings and arrays. Keys of an inline table are on its line."""
     found: dict[KeyPath, int] = {}
     counted: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -65,7 +66,7 @@ def _lines(text: str) -> dict[KeyPath, int]:
 
 
 def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
-    """The path of a header; `[a.b]` below `[[a]]` belongs to the newest table of that list."""
+    """`[a.b]` below `[[a]]` belongs to the newest table of that list."""
     whole: KeyPath = ()
     for part in path[:-1]:
         whole = (*whole, part)
@@ -79,7 +80,7 @@ def _dotted(text: str) -> KeyPath:
 
 
 def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """The quotes of a multi-line string, and the number of brackets, that are open at the end of the line."""
+    """Return the quotes and the number of brackets that are open at the end of the line."""
     position = 0
     while True:
         if until:
@@ -107,8 +108,7 @@ ReadUnit = Callable[[type, Any], Any]
 
 
 class SettingPlace(typing.NamedTuple):
-    """A setting: `path` is its full path, `shown` the path with names for tables of a list, `kind` its type (None: not
-    allowed)."""
+    """`shown`: the path with names for tables of a list; `kind`: None: not allowed."""
 
     path: KeyPath
     shown: KeyPath
@@ -120,8 +120,8 @@ def is_struct(kind: Any) -> bool:
 
 
 def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
-    """Return the setting at a path of msgspec. For a table of tables msgspec gives no name (`...`): take the first one
-    in `data` that cannot be read."""
+    """Return the setting at a path of msgspec, which gives no name for a table of tables (`...`): take the first one in
+    `data` that cannot be read."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
@@ -139,20 +139,17 @@ def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: R
 
 
 def settings_of(kind: Any) -> list[str]:
-    """Return the settings of a table; empty for other types."""
     tag = kind.__struct_config__.tag_field if is_struct(kind) else None
     return [*([tag] if tag else []), *_fields_of(kind)]
 
 
 def tags_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
-    """Return the structs of a union by their tag."""
     return {
         str(each.__struct_config__.tag): each for each in _structs_of(kind) if each.__struct_config__.tag is not None
     }
 
 
 def tag_field(kind: Any) -> str:
-    """Return the setting that holds the tag of a union."""
     return next((each.__struct_config__.tag_field or "" for each in _structs_of(kind)), "")
 
 
@@ -188,7 +185,6 @@ def _bare(kind: Any) -> Any:
 
 
 def _element(kind: Any) -> Any:
-    """The type of an element of a list or a table of tables."""
     kind = _bare(kind)
     inside = get_args(kind)
     if get_origin(kind) is dict:
@@ -223,9 +219,7 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """A fault: its line from 1, the setting `key`, the message `problem`, and the `path` of the setting or its
-    table.
-    """
+    """`line`: from 1; `path`: of the setting or its table."""
 
     line: int
     key: str
@@ -234,7 +228,7 @@ class ConfigFault(typing.NamedTuple):
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """Parse TOML. `file`: its name in errors. Raises ConfigError with the line that is not TOML."""
+    """`file`: its name in errors. Raises ConfigError with the line that is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -263,16 +257,29 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting stands there twice",
     "Cannot declare": "this table stands there twice",
 }
-"""Starts of tomllib's messages, and plain words for them."""
+"""Starts of tomllib's messages."""
 
 
 def _toml_words(problem: str) -> str:
     return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
-class _Said(typing.NamedTuple):
-    """The message, and the setting and table that it concerns."""
+def read_toml(
+    text: str, shape: type[T], *, file: str, shapes: dict[str, str], read: ReadUnit, data: dict[str, Any]
+) -> T:
+    """Convert parsed TOML to a struct. Raises ConfigError with the line, the setting and what to write."""
+    try:
+        return msgspec.convert(data, type=shape, dec_hook=read)
+    except msgspec.ValidationError as error:
+        fault = explain(str(error), text=text, root=shape, shapes=shapes, data=data, read=read)
+        raise ConfigError(
+            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
+        ) from None
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
+
+class _Said(typing.NamedTuple):
     table: int
     """The number of path parts of the table."""
     key: str
@@ -283,8 +290,8 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """Explain a message of msgspec about a text. `shapes`: valid texts for settings with a pattern. `data` (the
-    parsed text) and `read` (its units) are needed for tables in lists or by name."""
+    """Explain a message of msgspec. `shapes`: valid texts for settings with a pattern. `data` (the parsed text) and
+    `read` are needed for tables in lists or by name."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = setting_at(root, parts, data=data, read=read)
@@ -345,7 +352,7 @@ _TYPES = {
 
 
 def _values(kind: Any) -> list[str]:
-    """The values of an enum, also of an optional one; none for other types."""
+    """The values of an enum, also of an optional one."""
     kinds = (kind, *typing.get_args(kind))
     return [
         str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
@@ -353,7 +360,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return `did you mean plain?`; if no known name is similar, `otherwise`, by default the list of known names."""
+    """Return `did you mean plain?`; if no known name is similar, `otherwise`, by default the list of them."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"
@@ -361,7 +368,6 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherw
 
 
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
-    """Suggest a setting of this table or another one, or list all."""
     here = settings_of(table)
     if hint := did_you_mean(key, here, otherwise=""):
         return hint

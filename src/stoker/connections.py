@@ -1,13 +1,11 @@
 """Network addresses, and limits for processes that many others connect to. Standard library only (for the starter).
 
-File descriptors: many systems start processes with a soft limit of 1,024 and a much higher hard limit, because software
-that still uses `select` fails with higher descriptors. A process that many others connect to raises its own limit. The
-processes that it starts get the former limit: a batch system passes the limits of `sbatch` on to jobs, and user code
-may use `select`.
+Many systems start processes with a soft limit of 1,024 descriptors, because software that uses `select` fails with
+higher ones. A process that many others connect to raises its own limit. The processes that it starts get the former
+one: a batch system passes the limits of `sbatch` on to jobs, and user code may use `select`.
 
-Unproven connections: a stranger may open connections and send nothing. An honest peer proves its key within
-milliseconds. So newcomers are always accepted; when there are too many connections, the oldest one of the address with
-the most connections is closed.
+A stranger may open connections and send nothing, while an honest peer proves its key within milliseconds. So newcomers
+are always accepted; when there are too many, the oldest one of the address with the most connections is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Generic, TypeVar
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of an address. Raises ValueError."""
+    """Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -30,7 +28,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -53,13 +50,12 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Give a child process the limit from before `raise_descriptor_limit`. No-op if that was not called."""
+    """Give a child process the limit from before `raise_descriptor_limit`."""
     if _former_limits:
         with suppress(OSError):  # it has ended already
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -72,7 +68,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class UnprovenPlaces(Generic[K]):
-    """The connections that have not proven their key yet. For one thread."""
+    """For one thread."""
 
     def __init__(self, *, most: int) -> None:
         self.most = most
@@ -88,7 +84,7 @@ class UnprovenPlaces(Generic[K]):
         self._by_address.setdefault(address, OrderedDict())[connection] = None
 
     def remove(self, connection: K) -> bool:
-        """Remove a connection that has proven its key or is closed. Returns False if it is unknown."""
+        """Returns False if the connection is unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return False
@@ -103,8 +99,7 @@ class UnprovenPlaces(Generic[K]):
         return self.take_oldest() if len(self) > self.most else None
 
     def take_oldest(self) -> tuple[K, str]:
-        """Forget and return the oldest connection of the address with the most, and that address. Raises ValueError if
-        there is none."""
+        """Forget and return the oldest connection of the address with the most. Raises ValueError if there is none."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

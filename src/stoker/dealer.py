@@ -18,26 +18,24 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""ZeroMQ gets a copy of frames below this size: sharing them costs more."""
+"""Sharing smaller frames with ZeroMQ costs more than a copy."""
 
 _HEARTBEAT_MS = 5_000
 _SILENT_MS = 15_000
-"""A peer that sends nothing for this long, not even heartbeats, counts as gone."""
+"""After this silence, even without heartbeats, a peer counts as gone."""
 
 
 class ConnectionChange(enum.Enum):
-    """Events of a connection."""
-
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The connection is new: frames can be sent, starting with a hello."""
+    """Frames can be sent, starting with a hello."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """The connection broke or could not be made. ZeroMQ retries."""
+    """Or it could not be made. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
     """The peer refuses our key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     """The peer violates the protocol, or has another key than expected."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    """The connection ended during the handshake."""
+    """During the handshake."""
 
 
 _EVENT = struct.Struct("=Hi")
@@ -54,7 +52,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
-    """Return a DEALER socket with a name and keys, not yet connected. Unsent frames are dropped when it closes."""
+    """Return a DEALER socket, not yet connected. Unsent frames are dropped when it closes."""
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -65,8 +63,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """Return a socket that reports these events of another socket, in order and without a limit. pyzmq's own monitor
-    holds 2,000 events. After that libzmq's thread waits with a lock until one is read, and `disable_monitor` waits for
-    that lock forever."""
+    holds 2,000 events; then libzmq's thread waits with a lock until one is read, and `disable_monitor` waits for that
+    lock forever."""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -76,16 +74,16 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event of a `monitor_of` socket and its value (mostly a file descriptor). pyzmq has this function, but
-    its module imports asyncio: a tenth of a pilot's start."""
+    """Read one event and its value (mostly a file descriptor). pyzmq's own function imports asyncio: a tenth of a
+    pilot's start."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A lasting connection: without queue limits, with heartbeats, and reconnected when it breaks. `reconnect_ms`: the
-    first and the longest pause before a retry. For one thread; several threads must lock each use, also of `socket`."""
+    """A lasting connection: without queue limits, with heartbeats, reconnected when it breaks. `reconnect_ms`: the
+    first and the longest pause. Several threads must lock each use, also of `socket`."""
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -120,7 +118,6 @@ class Dealer:
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
-        """True if a frame waits."""
         return _has_input(self.socket)
 
     def changes(self) -> Iterator[ConnectionChange]:
@@ -131,7 +128,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. Returns True for a new connection, which needs a hello."""
+        """Handle all `changes`. True for a new connection, which needs a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -153,7 +150,7 @@ class Dealer:
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Send a frame. Without a connection it is dropped; numbered frames are sent again after a hello."""
+        """Without a connection the frame is dropped; numbered frames are sent again after a hello."""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
@@ -166,7 +163,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address. Returns False if it is the same one and ZeroMQ still retries."""
+        """Connect to another address. False if it is the same one and ZeroMQ still retries."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:
@@ -179,7 +176,7 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Close the connection; sent frames have `linger_s` to leave."""
+        """Sent frames have `linger_s` to leave."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

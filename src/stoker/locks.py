@@ -24,7 +24,7 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """A process that holds a lock, and its command line."""
+    """A process and its command line."""
 
     pid: int
     words: tuple[str, ...]
@@ -36,7 +36,7 @@ class LockHolder(msgspec.Struct, frozen=True):
 
 
 def take(descriptor: int) -> bool:
-    """Lock an open file until it is closed. Returns False if another process has the lock."""
+    """Lock an open file until it is closed. False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,12 +49,12 @@ def take(descriptor: int) -> bool:
 
 
 def forget(file: Path) -> None:
-    """Remove the file that names the holder of a removed file (on a file system without locks)."""
+    """On a file system without locks, remove the file that names the holder of a removed file."""
     _name_of(file).unlink(missing_ok=True)
 
 
 def wait(descriptor: int, *, shared: bool = False) -> None:
-    """Lock an open file, and wait until that is possible. No-op on a file system without locks."""
+    """No-op on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except OSError as error:
@@ -63,9 +63,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock (with `exclusively`: an exclusive lock) on a file; None if unknown. The check
-    takes the lock for a moment; with `exclusively` concurrent checks do not see each other.
-    """
+    """True if a process holds a lock (with `exclusively`: an exclusive one) on a file; None if unknown. The check takes
+    the lock for a moment; with `exclusively` concurrent checks do not see each other."""
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -82,7 +81,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The process that holds a lock by name. `inode`: of the locked file, so that a new file with its name is free."""
+    """`inode`: of the locked file, so that a new file with its name is free."""
 
     machine: str
     pid: int
@@ -91,8 +90,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def machine() -> str:
-    """Return a name of this machine's boot and process namespace. Processes with the same name can look up each other
-    by process id."""
+    """Return a name of this machine's boot and process namespace: its processes see each other's ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
@@ -128,7 +126,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _lives(holder: _Named) -> bool:
-    """True if the process is alive. One on another machine cannot be seen and does not count."""
+    """One on another machine cannot be seen and does not count."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -147,16 +145,14 @@ def _read_name(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Return the processes that hold a lock on a file, also by inheritance. Only this user's processes on this
-    machine are visible, so an empty list does not mean that the file is free. It looks at every process: use it for
-    explanations only."""
+    """Return the processes that hold a lock on a file, also by inheritance: only this user's on this machine, so an
+    empty list does not mean that the file is free. It looks at every process: for explanations only."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
 
 
 def _holds(pid: int, name: str) -> bool:
-    """True if a process has this file open and a lock on it."""
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
     except OSError:  # it ended meanwhile, or belongs to another user

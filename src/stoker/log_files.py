@@ -1,9 +1,9 @@
-"""Logs of bounded size, however long a session lasts. Standard library only (for the starter).
+"""Logs of bounded size. Standard library only (for the starter).
 
-`BoundedLog` writes the log of a Stoker process. When the file is full, it is renamed to `NAME.1`, and a new file starts
-with its last lines, so that a reader of the end finds them. A library's log also belongs to the user's code, and
-stories name byte offsets in it. So that file keeps its length, and `drop_middle` frees the disk space of its middle,
-which then reads as zero bytes. `SeldomLog` limits lines that a stranger can provoke.
+When the file of a `BoundedLog` is full, it is renamed to `NAME.1`, and a new file starts with its last lines, so that a
+reader of the end finds them. A library's log also belongs to the user's code, and stories name byte offsets in it: that
+file keeps its length, and `drop_middle` frees the disk space of its middle, which then reads as zero bytes. `SeldomLog`
+limits lines that a stranger can provoke.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""A log is replaced at this size. With the old one it takes at most twice that."""
+"""With the old file a log takes at most twice that."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""The middle of a library's log is dropped when the log takes this much of the disk."""
+"""Of the disk: then the middle of a library's log is dropped."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
 """The parts that stay."""
 _BLOCK = 1 << 20
@@ -35,7 +35,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """Writes a log file of at most `most_bytes`. Several processes may write it. A full disk raises no error."""
+    """Several processes may write it. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -44,7 +44,6 @@ class BoundedLog(WatchedFileHandler):
         self._take_output_along()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, in a new file if this one is full."""
         try:
             if self._lines % _LOOK_EVERY == 0 and self._is_full():
                 self._begin_anew()
@@ -54,7 +53,6 @@ class BoundedLog(WatchedFileHandler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Close the log. Lines without room on the disk are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -62,15 +60,15 @@ class BoundedLog(WatchedFileHandler):
         """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Reopen the file of this name if it was replaced, and redirect the process's output to it."""
+        """Redirect the process's output as well."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._take_output_along(before)
 
     def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to the new file if they go to `before`, or to a file that had the log's name when
-        the process started."""
+        """Redirect stdout and stderr if they go to `before`, or to a file that had the log's name when the process
+        started."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -98,7 +96,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _had_name(descriptor: int, log: Path) -> bool:
-    """True if an open file has been the log: the kernel names it as the old file, or as deleted."""
+    """The kernel names such a file as the old file, or as deleted."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -117,8 +115,8 @@ def keep_log(path: Path) -> None:
 
 
 def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file on disk if the file takes more than `most_bytes`; its length stays. Returns False if
-    nothing was done. Raises OSError, also on a file system without this function."""
+    """Free the middle of a file on disk if the file takes more than `most_bytes`; its length stays. False if nothing
+    was done. Raises OSError, also on a file system without this function."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False

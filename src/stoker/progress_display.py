@@ -18,7 +18,6 @@ Lines = Callable[[], Sequence[str]]
 
 
 def no_lines() -> Sequence[str]:
-    """Show no lines."""
     return ()
 
 
@@ -56,11 +55,10 @@ class ProgressBar(Progress):
         self._task = self.add_task(name, total=total, completed=done)  # type: ignore[arg-type]  # rich's default is 100
 
     def set_done(self, done: float, *, refresh: bool = False) -> None:
-        """Set the amount done. `refresh`: also draw the bar."""
         self.update(self._task, completed=done, refresh=refresh)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the lines. The facts limit the width of the bar, because a line that wraps cannot be redrawn."""
+        """The facts limit the width of the bar, because a line that wraps cannot be redrawn."""
         if not self.tasks:  # rich asks once while it is being made
             return
         yield from (Text(f"  {line}", style="dim") for line in self._above())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 
 class RetryPause:
-    """A pause in seconds that doubles with each failure, up to a limit, and starts again after a success."""
+    """A pause that doubles with each failure, up to a limit, and starts again after a success."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
         self.seconds = first_s
 
     def grow(self) -> float:
-        """Return the pause for the failure that has just happened; the next one is twice as long."""
+        """Return the pause after a failure."""
         pause_s, self.seconds = self.seconds, min(self.longest_s, 2 * self.seconds)
         return pause_s
 
     def reset(self) -> None:
-        """Start again with the first pause."""
         self.seconds = self.first_s

@@ -31,7 +31,6 @@ class Engine(enum.Enum):
     """The engine that runs calls."""
 
     STOKER = "stoker"
-    """The manager and the pilots of this package."""
     TASKVINE = "taskvine"
     """TaskVine's manager and workers: the same programs, fewer features."""
 
@@ -40,26 +39,22 @@ class ProviderKind(enum.Enum):
     """The system that starts pilots."""
 
     LOCAL = "local"
-    """This machine: a pilot is a process here."""
     SLURM = "slurm"
     CONDOR = "condor"
-    """HTCondor."""
     PBS = "pbs"
-    """PBS Pro."""
     LSF = "lsf"
     GRID_ENGINE = "grid_engine"
     KUBERNETES = "kubernetes"
 
     @property
     def title(self) -> str:
-        """The name for users."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""Policies that ship with Stoker (described in `stoker.manager.policies.named`)."""
+"""See `stoker.manager.policies.named`."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
@@ -68,10 +63,10 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that shipped once (baselines of papers), and their place in a clone of Stoker's repository."""
+"""Policies that shipped once, and their place in a clone of Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A policy of the user: a class of a module or a Python file (`docs/policies.md`)."""
+"""A class of a module or a Python file (`docs/policies.md`)."""
 
 
 class ProvisioningName(enum.Enum):
@@ -90,12 +85,10 @@ class ProvisioningName(enum.Enum):
 
 
 class EnvironmentKind(enum.Enum):
-    """The source of a pilot's Python packages."""
-
     SHARED = "shared"
     """The pilot sees this environment at the same path."""
     PACKED = "packed"
-    """The pilot gets this environment as an archive, from the session or another pilot."""
+    """It gets this environment as an archive, from the session or another pilot."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -128,13 +121,11 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` per node: 0 leaves them to the site.
-    `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
-    each task brings pilots. Names, folders and output of jobs are set by Stoker (`site_options`). `worker_init` is
-    shell code that runs before the pilot. `command_limit_s`: time limit for commands of the batch system. `poll_s`:
-    seconds between two queries, more in a session with many; with 10 s at most 40 requests at once and 4 per minute.
-    `listing_lag_s`: how long listings may lack an existing job; after that it is lost. `price`: of a device-hour, for
-    `stoker plan` (0 = unknown).
+    `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores`, `memory` per node: 0 leaves them to the site. `options`
+    go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array. Names, folders
+    and output of jobs are set by Stoker (`site_options`). `poll_s`: between two queries, more in a session with many;
+    with 10 s at most 40 requests at once and 4 per minute. `listing_lag_s`: how long listings may lack an existing job.
+    `price`: of a device-hour (0 = unknown).
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -192,31 +183,31 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """The pilots of a block: one per node, for each task of an array."""
+        """One per node, for each task of an array."""
         return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:
-        """GPUs per node; 0 = none."""
+        """Per node."""
         return int(self.gpus.rpartition(":")[2] or 0)
 
     @property
     def gpu_type(self) -> str:
-        """The type of GPU; empty = any."""
+        """Empty = any."""
         return self.gpus.rpartition(":")[0]
 
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
 GPU_CORES = 2
-"""Cores kept for each GPU: the library's thread, a thread that reads files, the agent."""
+"""For the library's thread, a thread that reads files, and the agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a node that a pilot uses, and the number of blocks. Sizes in bytes.
+    """The part of a node that a pilot uses, and the number of blocks.
 
-    `probe`: the check whether a device computes: "auto" (our own, on GPUs), "never", or a program of the site, which
-    gets the device's name. `probe_every_s`: seconds between two probes of a device without a context; 0 = only at the
-    pilot's start. `gpu_cores`: cores kept for each GPU if the other cores are devices (`mixed`).
+    `probe`: "auto" (our own, on GPUs), "never", or a program of the site, which gets the device's name.
+    `probe_every_s`: for a device without a context; 0 = only at the pilot's start. `gpu_cores`: kept for each GPU if
+    the other cores are devices (`mixed`).
     """
 
     devices: Devices = "auto"
@@ -258,12 +249,11 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address of the manager, and its timeouts in seconds.
+    """The address of the manager, and its timeouts.
 
     `interface`: the name (`ib0`) or address of the network that compute nodes reach; empty: only this machine for local
-    pilots, else the network of this host's name. `sync`: True if results survive a crash of the manager's host: it
-    then waits for its disk before it sends results, once for many. Default: True for a session of `stoker up`, False
-    for a program's own session.
+    pilots, else the network of this host's name. `sync`: results survive a crash of the manager's host, which waits for
+    its disk before it sends them; None: True for a session of `stoker up`.
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -286,7 +276,6 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
-        """The first and the last port to listen on."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
@@ -294,11 +283,9 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning.
 
-    `name` decides at every seam, except where `dispatch` or `residency` is given. Each is the name of a shipped policy,
-    or of the user's own as "module:Class" or "path.py:Class". `provisioning`: the rule for this site's blocks.
-    `keep_pending`: blocks in the queue while there is work (opportunistic). `idle_s`: a block is released after its
-    pilots were idle this long (0 = default, see `let_go_after_s`). `finish_within_s`: the time in which waiting calls
-    should finish (demand).
+    `name` decides at every seam, except where `dispatch` or `residency` is given. `keep_pending`: blocks in the queue
+    while there is work (opportunistic). `idle_s`: a block is released after its pilots were idle this long (0:
+    `let_go_after_s`). `finish_within_s`: the time in which waiting calls should finish (demand).
     """
 
     name: str = "default"
@@ -316,13 +303,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 check_policy_name(value, setting=setting)
 
     def let_go_after_s(self, *, kept: bool) -> float:
-        """Return how long a block may be idle. In a session that outlives programs (`kept`) it waits hot for the next
-        one."""
+        """In a session that outlives programs (`kept`) a block waits hot for the next one."""
         return float(self.idle_s) or (1800.0 if kept else 120.0)
 
 
 def check_policy_name(name: str, *, setting: str) -> None:
-    """Raise ValueError unless this names a shipped policy or has the form of a user's own."""
+    """Raise ValueError unless this is a shipped policy or has the form of a user's own."""
     if name in POLICY_NAMES or OWN_POLICY.fullmatch(name):
         return
     if ":" in name:
@@ -331,7 +317,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def why_no_policy(name: str) -> str:
-    """Return why no shipped policy has this name, and the name to write instead: the rest of a sentence."""
+    """Return why no shipped policy has this name, and what to write instead: the rest of a sentence."""
     if name in BASELINES:
         return (
             "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
@@ -343,20 +329,19 @@ def why_no_policy(name: str) -> str:
 
 
 def policy_file(name: str) -> str:
-    """Return the file of a user's policy given by path; empty for others."""
+    """Return the file of a user's policy given by path, or an empty text."""
     own = OWN_POLICY.fullmatch(name)
     return own["place"] if own is not None and own["place"].endswith(".py") else ""
 
 
 def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
-    """Return the policy with its path, relative to `folder`, made absolute."""
     file = policy_file(name)
     return f"{os.path.abspath(os.path.join(folder, os.path.expanduser(file)))}{name[len(file) :]}" if file else name
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python of pilots. `python`: the interpreter on compute nodes; if empty, this program's (`shared`) or
-    the one in the archive (`packed`)."""
+    """`python`: the interpreter on compute nodes; if empty, this program's (`shared`) or the one in the archive
+    (`packed`)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -366,9 +351,9 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources if the advisor's rules find nothing. Without `url` no model is used, and no
-    source leaves this machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the
-    environment variable with its key. `time_limit_s`, `tokens`: limits for reading one function."""
+    """A language model that reads sources if the advisor's rules find nothing. Without `url` no source leaves this
+    machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the environment variable
+    with its key. `time_limit_s`, `tokens`: for reading one function."""
 
     url: str = ""
     model: str = ""
@@ -385,7 +370,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checked site file. `sites`: further site files of the session."""
+    """`sites`: further site files of the session."""
 
     name: Name = "local"
     engine: Engine = Engine.STOKER
@@ -414,7 +399,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def default() -> Site:
-        """Return this machine as a site: one pilot with all its devices."""
+        """Return this machine: one pilot with all its devices."""
         return Site()
 
     @property

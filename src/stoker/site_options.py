@@ -39,7 +39,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Options of one letter without a value: others may follow in the same word."""
+"""Options without a value: others may follow in the same word."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -62,8 +62,7 @@ _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
 def own_option(kind: str, line: str) -> str:
-    """Return why a line of `options` is refused; empty if it is allowed. `kind`: the batch system, as in a site
-    file."""
+    """Return why a line of `options` is refused; empty if it is allowed."""
     if kind == "condor":
         key = _CONDOR_KEY.match(line)
         return _said(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
@@ -77,8 +76,8 @@ def own_option(kind: str, line: str) -> str:
 
 
 def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` with an option that Stoker sets itself, and why it is refused; two empty
-    texts if no line has one. Slurm and PBS read such lines only before the first command."""
+    """Return the first line of `worker_init` with an option that Stoker sets itself, and why it is refused. Slurm and
+    PBS read such lines only before the first command."""
     for line in text.splitlines() if kind in MARKS else ():
         if line.startswith(MARKS[kind]) and (why := own_option(kind, line)):
             return line, why
@@ -116,7 +115,7 @@ def _lsf_option(word: str) -> str:
 
 
 def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Options that Stoker sets, in a word of one-letter options: `-J`, `-Jname`, `-HJname`."""
+    """In a word of one-letter options: `-J`, `-Jname`, `-HJname`."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
         if letter in own:
@@ -148,8 +147,8 @@ _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
 
 
 def tasks_at_once(options: Sequence[str]) -> int:
-    """Return how many tasks of an array may run at once; 1 without a readable array (Slurm refuses an unreadable one).
-    Of several `--array` the last one counts, as for sbatch."""
+    """Return how many tasks of an array may run at once; 1 without a readable array. Of several `--array` the last one
+    counts."""
     given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
     if not given:
         return 1
@@ -181,7 +180,7 @@ _LINE_ENDS = ("\u2028", "\u2029")
 
 def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
     """Raise ValueError if a text of a struct has a control character. Settings in `of_several_lines` may have line
-    breaks and tabs. The message starts with the setting's name."""
+    breaks and tabs."""
     several = frozenset(of_several_lines)
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
@@ -194,5 +193,5 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] 
 
 
 def is_control_character(character: str) -> bool:
-    """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
+    """Also separators of lines and paragraphs, and halves of surrogate pairs."""
     return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

@@ -11,8 +11,8 @@ RELEASE = "0.1.0"
 
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module. Ctrl-C during the import raises KeyboardInterrupt after it, and a second Ctrl-C at once. So the
-    traceback shows the user's line, and no module stays half imported."""
+    """Ctrl-C during the import raises KeyboardInterrupt after it, and a second one at once. So the traceback shows the
+    user's line, and no module stays half imported."""
     held = threading.current_thread() is threading.main_thread()
     if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(name)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import did_you_mean, explain, line_of, parse_toml
+from stoker.config_errors import did_you_mean, line_of, parse_toml, read_toml
 from stoker.errors import ConfigError
 
 __all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]
@@ -27,16 +27,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 def read_struct(text: str, shape: type[S], *, file: str) -> S:
     """Parse TOML as a msgspec Struct. Sizes and times (`stoker.config.Size`, `Duration`) need units. `file`: its name
     in errors. Raises ConfigError."""
-    data = parse_toml(text, file=file)
-    try:
-        return msgspec.convert(data, type=shape, dec_hook=read_unit)
-    except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=shape, shapes={}, data=data, read=read_unit)
-        raise ConfigError(
-            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
-        ) from None
-    except (RecursionError, OverflowError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
+    return read_toml(text, shape, file=file, shapes={}, read=read_unit, data=parse_toml(text, file=file))
 
 
 def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:

@@ -25,7 +25,6 @@ _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
 def hide_own_frames() -> None:
-    """From now on show uncaught errors of the user without frames of Stoker."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
@@ -35,7 +34,7 @@ def hide_own_frames() -> None:
 
 
 class _Hook:
-    """Trims tracebacks of uncaught errors, then calls the previous hook."""
+    """Trims tracebacks, then calls the previous hook."""
 
     def __init__(self, before: Any) -> None:
         self._before = before
@@ -52,7 +51,7 @@ def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_off
 
 
 def lines_of_user_code(error: BaseException) -> list[str]:
-    """Return the lines of a traceback from its first frame outside Stoker on; empty if there is no such frame."""
+    """Return the lines of a traceback from its first frame outside Stoker on, if any."""
     frames = list(traceback.walk_tb(error.__traceback__))
     begins = [
         at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
@@ -64,7 +63,7 @@ def lines_of_user_code(error: BaseException) -> list[str]:
 
 
 def trim(error: BaseException) -> None:
-    """Remove frames of Stoker from the tracebacks of a user's error and its causes."""
+    """Remove frames of Stoker from a user's error and its causes."""
     for each in _chain(error):
         if _is_of_user(each):
             each.__traceback__ = _without_ours(each.__traceback__)

@@ -19,9 +19,9 @@ _NAME_CHARACTERS = 200
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Give the block a path to write. It becomes `path` if the block succeeds, else it is removed. `draft`: use this
-    path, for a file with one writer at a time; a killed writer's draft is then found by name. `sync`: survive a crash
-    of the host, at the cost of two syncs. Raises OSError."""
+    """Give the block a path to write, which becomes `path` if the block succeeds. `draft`: use this path, for a file
+    with one writer at a time; a killed writer's draft is then found by name. `sync`: survive a crash of the host.
+    Raises OSError."""
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
         yield place
@@ -36,7 +36,7 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Replace the file `path` with these bytes; `sync` as in `draft_of`. Raises OSError and leaves the old file."""
+    """Replace a file. Raises OSError and leaves the old file."""
     with draft_of(path, sync=sync) as draft:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -46,7 +46,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = Fals
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:
-    """Write all these bytes to an open file; `os.write` may write only a part. Raises OSError."""
+    """`os.write` may write only a part. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
@@ -54,7 +54,7 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 def append_whole(file: int, data: bytes, *, at: int) -> None:
     """Append at the byte `at`, the end of a file with one writer. Raises OSError after cutting the file back to `at`,
-    if the disk allows."""
+    if possible."""
     try:
         write_all(file, data)
     except OSError:
@@ -64,7 +64,6 @@ def append_whole(file: int, data: bytes, *, at: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file's bytes are on the disk. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -73,7 +72,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash of the host, where its file system can."""
+    """Make the names in it survive a crash of the host, where its file system can."""
     with suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

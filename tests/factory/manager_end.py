@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from stoker.manager.live.doors import Doors
@@ -118,16 +118,21 @@ class ManagerEnd:
 
     def start_factory(self, *options: str, wait: bool = True) -> subprocess.Popen[bytes]:
         before = len(self.hellos)
-        words: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.factory.main")
-        process = subprocess.Popen([*words, "--session", str(self.folder.path), *options], start_new_session=True)
+        words = [sys.executable, "-P", "-m", "stoker.manager.factory.main", "--session", str(self.folder.path)]
+        process = subprocess.Popen([*words, *options], start_new_session=True)
         self.processes.append(process)
         if wait:
             self.until(lambda: len(self.hellos) > before, what="the factory's hello")
         return process
 
-    def ended(self, process: subprocess.Popen[bytes], *, seconds: float = 60.0) -> int:
-        self.until(lambda: process.poll() is not None, what="the factory's end", seconds=seconds)
+    def ended(self, process: subprocess.Popen[bytes]) -> int:
+        self.until(lambda: process.poll() is not None, what="the factory's end")
         return int(process.returncode)
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """End the session; the factory's exit status."""
+        self.tell(to_client.SessionOver("the program is done"))
+        return self.ended(process)
 
     def close(self) -> None:
         for process in self.processes:

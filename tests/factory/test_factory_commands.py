@@ -222,9 +222,7 @@ def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path)
     until(lambda: not batch.find(), what="its end")
 
 
-def test_worker_init_runs_before_a_local_pilot(
-    place: Place,
-) -> None:
+def test_worker_init_runs_before_a_local_pilot(place: Place) -> None:
     place.program = "import os, sys; sys.exit(f'{os.getpid()} of {os.environ[chr(83)]}')"
     (place.folder / "activate").write_text("export S=${1-'two words'}\n")
     init = f"source {shlex.quote(str(place.folder / 'activate'))}"

@@ -32,19 +32,10 @@ class Desk:
 
     def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
         """The keeper of a factory that follows one that was killed."""
-
-        def make() -> Batch:
-            return self.batch
-
         self.keeper = BlockKeeper(
-            "lab",
-            make=make,
-            owners=self.owners,
-            poll_s=10,
-            lag_s=60,
-            was_tried=was_tried.__contains__,
+            "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
-        )
+        )  # fmt: skip
         self.keeper.sync([])
         return self.keeper
 
@@ -92,8 +83,7 @@ def test_a_block_goes_its_way(desk: Desk) -> None:
 
 def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
-    desk.later(1)
+    desk.see(1, PENDING, "Priority", 600)
     assert desk.see(10, PENDING, "Priority", 590) == []
     assert [
         each.expected_in_s for each in desk.see(10, PENDING, "Priority", 4000) if isinstance(each, BlockUpdate)
@@ -102,8 +92,7 @@ def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
 
 def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    desk.later(1)
+    desk.see(1, RUNNING, "on n1")
     desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime")
     again = "queued again, since it was preempted or its node failed: BeginTime"
     assert told(desk.later(10)) == [(B0, PENDING, again)]
@@ -111,8 +100,7 @@ def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
 
 def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    desk.later(1)
+    desk.see(1, RUNNING, "on n1")
     assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
         BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")
     ]
@@ -127,8 +115,7 @@ def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
 
 def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    desk.later(1)
+    desk.see(1, RUNNING, "on n1")
     desk.keeper.cancel([B0], "idle")
     desk.settle()
     assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
@@ -139,8 +126,7 @@ def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
     desk.order(B0, B0)
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
-    desk.later(1)
+    desk.see(1, ENDED, "done")
     desk.order(B0)
     desk.keeper.sync([KnownBlock(B0, "lab", ASKED)])
     desk.settle()
@@ -224,8 +210,7 @@ ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
 
 def test_job_that_listings_lack_for_20_seconds_stays(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    desk.later(1)
+    desk.see(1, RUNNING, "on n1")
     for _ in range(10):  # never for a minute in a row
         desk.batch.statuses["1"] = ABSENT
         for _ in range(20):
@@ -389,20 +374,15 @@ def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: Desk) -> None:
     assert not desk.batch.submitted
 
 
-def test_of_two_jobs_of_a_block_the_living_one_stays(desk: Desk) -> None:
-    desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
-    alive = desk.batch.put(B0, BatchJobStatus(RUNNING))
-    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
-    assert [each.job for each in desk.settle() if isinstance(each, BlockUpdate)][-1] == alive
-    assert not desk.batch.cancelled
-
-
-def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk) -> None:
-    waiting = desk.batch.put(B0)
+@pytest.mark.parametrize(
+    ("other", "cancelled"), [(BatchJobStatus(ENDED, "exit code 1"), 0), (BatchJobStatus(PENDING), 1)]
+)
+def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk, other: BatchJobStatus, cancelled: int) -> None:
+    first = desk.batch.put(B0, other)
     running = desk.batch.put(B0, BatchJobStatus(RUNNING))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
     assert [each.job for each in desk.settle() if isinstance(each, BlockUpdate)][-1] == running
-    assert desk.batch.cancelled == [waiting]
+    assert desk.batch.cancelled == [first] * cancelled
 
 
 def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
@@ -483,8 +463,7 @@ def test_manager_with_a_lost_journal_part_hears_all_again(desk: Desk) -> None:
 
 def test_manager_that_lost_a_blocks_end_hears_it_again(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "exit code 1")
-    desk.later(10)
+    desk.see(10, ENDED, "exit code 1")
     desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
     assert told(desk.settle()) == [(B0, ENDED, "exit code 1")]
     assert told(desk.order(B0)) == [(B0, ENDED, "exit code 1")]
@@ -529,8 +508,7 @@ def test_the_end_while_nobody_answers_names_what_is_known(desk: Desk) -> None:
 
 def test_blocks_that_wait_can_be_cancelled_alone(desk: Desk) -> None:
     desk.order(B0, B1)
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING)
-    desk.later(1)
+    desk.see(1, RUNNING)
     desk.keeper.cancel_waiting("the manager is away")
     desk.settle()
     assert desk.batch.cancelled == ["2"]

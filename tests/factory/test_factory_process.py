@@ -48,28 +48,25 @@ def _sites(folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site()])
 
 
-def test_blocks_are_submitted_watched_and_cancelled(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_blocks_are_submitted_watched_and_cancelled(
+    manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
+) -> None:
     factory = manager.start_factory()
     manager.submit("b0", "b1")
     job = manager.hear("b0", PENDING, where=lambda news: news.reason == "Priority").job
     other = manager.hear("b1", PENDING).job
     slurm.put(job, state="RUNNING", nodes="n014")
     assert manager.hear("b0", RUNNING).reason == "on n014"
+    before = len(slurm.asked("squeue"))
+    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each")
+    scripts = "".join(Path(file).read_text() for file in folder.submit.glob("*.sh"))
+    assert "stoker.pilot.main" in scripts
+    assert not [role for role in ("client", "pilot", "server") if folder.read_key(role).secret in scripts]
     manager.cancel("b1")
     assert manager.hear("b1", ENDED).reason == "cancelled: nothing to do"
     assert slurm.jobs()[other]["state"] == "CANCELLED"
-    manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.end(factory) == Ending.OVER
     assert slurm.jobs()[job]["state"] == "CANCELLED"
-
-
-def test_the_batch_system_is_asked_as_often_as_the_site_says(manager: ManagerEnd, slurm: FakeSlurm) -> None:
-    manager.start_factory()
-    manager.submit("b0")
-    slurm.put(manager.hear("b0", PENDING).job, state="RUNNING", nodes="n014")
-    manager.hear("b0", RUNNING)
-    before = len(slurm.asked("squeue"))
-    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each")
 
 
 def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
@@ -123,8 +120,7 @@ def test_job_that_listings_lack_is_lost_after_the_lag(
     asked = len(slurm.asked("scontrol"))
     manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more questions")
     assert [update for update in manager.news if update.block == "b1" and update.phase is ENDED] == []
-    manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.end(factory) == Ending.OVER
     assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
 
 
@@ -159,8 +155,7 @@ def test_nothing_is_submitted_twice_while_listings_lag(
     slurm.fault("squeue")
     assert manager.hear("b0", PENDING).job == "101"
     assert manager.hear("b1", PENDING).job == "102"
-    manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(second) == Ending.OVER
+    assert manager.end(second) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
 
 
@@ -171,8 +166,7 @@ def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: Sessi
         slurm.fault(command, silent=True)
     manager.submit("b0")
     manager.hear_trouble("its output shows no certain job id: exit code 0, and not a word")
-    manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.end(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
@@ -231,25 +225,12 @@ def test_a_manager_that_stays_away(manager: ManagerEnd, folder: SessionFolder, s
     assert states == {waiting: "CANCELLED", running: "RUNNING"}
 
 
-def test_one_factory_a_session(manager: ManagerEnd, slurm: FakeSlurm) -> None:
-    first = manager.start_factory()
-    second = manager.start_factory(wait=False)
-    log = manager.folder.path / "factory.log"
-    until(lambda: "another factory" in log.read_text(), what="the second to wait")
-    assert len(manager.hellos) == 1
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait(10)
-    manager.until(lambda: len(manager.hellos) == 2, what="the second's hello")
-    assert second.poll() is None
-
-
 def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
     factory = manager.start_factory("--end-limit-s", "2")
     manager.submit("b0")
     job = manager.hear("b0", PENDING).job
     (slurm.bin / "scancel").write_text("#!/bin/sh\nexit 0\n")
-    manager.tell(to_client.SessionOver("done"))
-    assert manager.ended(factory, seconds=60) == Ending.JOBS_LEFT
+    assert manager.end(factory) == Ending.JOBS_LEFT
     assert (folder.path / "jobs-left").read_text() == f"lab: {job}\n"
     assert job in (folder.path / "factory.log").read_text()
 
@@ -278,8 +259,7 @@ def test_batch_system_that_hangs_at_the_end_is_named(
     slurm.fault("sbatch", hang="after")
     manager.submit("b0")
     until(slurm.jobs, what="the job")
-    manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(factory) == Ending.JOBS_LEFT
+    assert manager.end(factory) == Ending.JOBS_LEFT
     assert (folder.path / "jobs-left").read_text() == "lab: stoker-k3v9-b0\n"
     until(lambda: not slurm.hanging(), what="the end of the command that hangs")
 
@@ -290,26 +270,9 @@ def test_another_session_or_version_is_not_served(manager: ManagerEnd, slurm: Fa
     assert manager.ended(factory) == Ending.REFUSED
 
 
-def test_a_site_file_that_is_wrong(manager: ManagerEnd, folder: SessionFolder) -> None:
-    (folder.sites / "lab.toml").write_text('[provider]\npartiton = "x"\n')
-    factory = manager.start_factory(wait=False)
-    assert manager.ended(factory) == Ending.FAILED
-    assert "did you mean partition?" in (folder.path / "factory.log").read_text()
-
-
-def test_nothing_secret_is_on_a_command_line(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
-    manager.start_factory()
-    manager.submit("b0")
-    manager.hear("b0", PENDING)
-    scripts = "".join(Path(file).read_text() for file in folder.submit.glob("*.sh"))
-    secrets = [folder.read_key(role).secret for role in ("client", "pilot", "server")]
-    assert "stoker.pilot.main" in scripts
-    assert not [secret for secret in secrets if secret in scripts]
-
-
 def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.leave()
-    lease.take(lease.lease_file(manager.folder)).release(over="the program is done")
+    lease.take(manager.folder.lease).release(over="the program is done")
     slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
     factory = manager.start_factory(wait=False)
     assert manager.ended(factory) == Ending.OVER

@@ -187,15 +187,15 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch,
     assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
 
 
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-@pytest.mark.parametrize("count", [1, 5])
-def test_job_that_squeue_omits_is_as_scontrol_says(batch: SlurmBatch, slurm: FakeSlurm, state: str, count: int) -> None:
-    jobs = [batch.submit(BlockId(f"b{number}")) for number in range(count)]
-    for job in jobs:
-        slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
-    looks = batch.query(jobs)
-    assert {look.phase.value.upper() for look in looks.values()} == {state}
-    assert not any(look.absent for look in looks.values())
+def test_job_that_squeue_omits_is_as_scontrol_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    jobs = [batch.submit(BlockId(f"b{number}")) for number in range(5)]
+    for state in ("PENDING", "RUNNING"):
+        for job in jobs:
+            slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
+        for some in (jobs[:1], jobs):  # one by one, or with one command
+            looks = batch.query(some)
+            assert [look.phase.value.upper() for look in looks.values()] == [state] * len(some)
+            assert not any(look.absent for look in looks.values())
 
 
 def test_a_job_that_only_sacct_knows_is_as_sacct_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
@@ -217,30 +217,25 @@ def test_a_job_that_nobody_knows_is_absent(batch: SlurmBatch, slurm: FakeSlurm) 
     assert not batch.query([job])[job].absent
 
 
-def test_an_old_list_does_not_hide_that_a_cancelled_job_is_gone(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_an_old_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path: Path) -> None:
     listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
     batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
     job = batch.submit(B7)
+    batch.query([job])
+    old = listing.read(dict)
     slurm.put(job, state="RUNNING", nodes="n1")
-    assert batch.query([job])[job].phase is BlockPhase.RUNNING
+    for _ in range(2):
+        listing.forget()
+        assert batch.query([job])[job].phase is BlockPhase.RUNNING
+        listing.forget()
+        listing.read(lambda: old)
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "it is not back in the queue"
+    listing.forget()
+    batch.query([job])
     old = listing.read(dict)
     batch.cancel([job])
     listing.read(lambda: old)
     assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
-
-
-def test_an_old_list_does_not_send_a_running_job_back_to_the_queue(slurm: FakeSlurm, tmp_path: Path) -> None:
-    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
-    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
-    job = batch.submit(B7)
-    batch.query([job])
-    old = listing.read(dict)
-    listing.forget()
-    slurm.put(job, state="RUNNING", nodes="n1")
-    batch.query([job])
-    listing.forget()
-    listing.read(lambda: old)
-    assert batch.query([job])[job].phase is BlockPhase.RUNNING
 
 
 def test_jobs_are_cancelled_by_name(batch: SlurmBatch, slurm: FakeSlurm) -> None:

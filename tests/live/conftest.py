@@ -23,6 +23,12 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A journal that is not there yet."""
+    return tmp_path / "journal"
+
+
+@pytest.fixture
 def manager(folder: SessionFolder) -> Iterator[Manager]:
     manager = Manager(folder)
     yield manager

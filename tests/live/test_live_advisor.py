@@ -86,9 +86,7 @@ def found(link: AdvisorLink, count: int, *, now: float) -> list[AdviceArrived]:
     return have
 
 
-def test_advisor_starts_with_the_first_question(
-    link: Made,
-) -> None:
+def test_advisor_starts_with_the_first_question(link: Made) -> None:
     made, watched = link
     made.keep_up(0.0)
     assert made.answers(0.0) == []

@@ -61,7 +61,7 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peer
         thief.close()
     liar = of_block("b2", "n2~0123456789abcdef", says="b1")
     assert "is of block b1; this is the key of block b2" in liar.hear(to_pilot.PilotRefused).reason
-    assert victim.silent(0.2), "no answer to the thief goes to the victim"
+    assert victim.silent(1.5), "no answer to a thief goes to the victim, which is not lost when one hangs up"
     victim.send(say.WalltimeUpdate(3600.0))
     victim.hear(to_pilot.Ack)
     assert known(peers) == {"n1": "b1"}
@@ -95,13 +95,3 @@ def test_restarted_manager_knows_the_keys_in_use(
     thief = of_block("b2", "n1~fedcba9876543210", says="b2")
     thief.hear(to_pilot.PilotRefused)
     until(lambda: known(peers) == {"n1": "b1"}, what="the pilot is known again")
-
-
-def test_connection_with_another_secret_keeps_the_pilots(of_block: Peers, peers: Peers) -> None:
-    victim = of_block("b1", "n1~0123456789abcdef")
-    victim.hear(to_pilot.PilotWelcome)
-    thief = of_block("b2", "n1~fedcba9876543210", says="b2")
-    thief.hear(to_pilot.PilotRefused)
-    thief.close()
-    assert victim.silent(1.5), "the pilot was not told to say hello again, and was not lost"
-    assert known(peers) == {"n1": "b1"}

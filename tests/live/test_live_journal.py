@@ -65,8 +65,7 @@ def test_any_cut_loses_only_what_comes_after_it(
     assert list(journal.read(path)) == [*kept, (99.0, PilotCut("after"))]
 
 
-def test_another_file_is_not_taken_for_a_journal(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_another_file_is_not_taken_for_a_journal(path: Path) -> None:
     path.write_text("this is somebody's diary, not a journal")
     with pytest.raises(SessionError, match="not a journal"):
         list(journal.read(path))
@@ -181,8 +180,7 @@ def test_no_reader_fails_whatever_became_of_a_part(
         b"\x92\xcb" + bytes(8),
     ],
 )
-def test_a_record_that_cannot_be_decoded_is_damage(tmp_path: Path, body: bytes) -> None:
-    path = tmp_path / "journal"
+def test_a_record_that_cannot_be_decoded_is_damage(path: Path, body: bytes) -> None:
     given = written(path, events=3)
     data = path.read_bytes()
     at = bounds(path)[1][0]
@@ -277,8 +275,7 @@ def test_a_damaged_and_truncated_file_replays_the_same_each_time(tmp_path: Path)
         book.close()
 
 
-def test_a_damaged_end_that_was_not_cut_off_is_a_hole(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_damaged_end_that_was_not_cut_off_is_a_hole(path: Path) -> None:
     written(path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -323,8 +320,7 @@ class Managed:
 
 
 @pytest.mark.parametrize("record", [b"client-hello", b"decided"])
-def test_a_damaged_record_shifts_no_later_comparison(tmp_path: Path, record: bytes) -> None:
-    path = tmp_path / "journal"
+def test_a_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) -> None:
     live = Managed(path)
     live.hello("ana")
     live.hello("bob")
@@ -350,8 +346,7 @@ def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> No
     assert list(tmp_path.glob("journal.damaged-*")) == []
 
 
-def test_a_damaged_head_does_not_hide_the_segment(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_damaged_head_does_not_hide_the_segment(path: Path) -> None:
     given = written(path)
     data = bytearray(path.read_bytes())
     data[len(MAGIC) + 15] ^= 1
@@ -361,8 +356,7 @@ def test_a_damaged_head_does_not_hide_the_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
-def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(tmp_path: Path, spoilt: str) -> None:
-    path = tmp_path / "journal"
+def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(path: Path, spoilt: str) -> None:
     given = written(path, events=400)
     data = bytearray(path.read_bytes())
     if spoilt == "a bit of the first line":
@@ -383,8 +377,7 @@ def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(tmp_path: Pa
     assert abs(came.core.state.started_at - here[0][0]) <= 1.0
 
 
-def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(path: Path) -> None:
     written(path)
     path.write_bytes(bytes(path.stat().st_size))
     written_at = path.stat().st_mtime
@@ -407,16 +400,14 @@ def test_damage_before_the_snapshot_costs_nothing(tmp_path: Path) -> None:
     assert (came.lost, came.notices) == (0, [])
 
 
-def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_journal_of_another_version_is_refused(path: Path) -> None:
     written(path)
     path.write_bytes(b"stoker journal 3\n" + path.read_bytes()[len(MAGIC) :])
     with pytest.raises(SessionError, match="not a journal of this version"):
         come_back(path, "test", default_policies())
 
 
-def test_frames_behind_a_hole_are_taken(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_frames_behind_a_hole_are_taken(path: Path) -> None:
     book = journal.Journal(path)
     book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
     for number in range(1, 6):

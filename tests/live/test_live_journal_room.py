@@ -125,7 +125,7 @@ def test_session_ends_with_its_program_on_a_full_disk(manager: Manager, peers: P
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
     assert manager.ended() == 0, "it is not to be started again"
-    holder = lease.read(lease.lease_file(folder))
+    holder = lease.read(folder.lease)
     assert holder is not None
     assert (holder.over, holder.unwritten) == ("its client is gone", "File too large")
     assert "the last records of the session's journal are not written" in folder.manager_log.read_text()
@@ -144,58 +144,44 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
     [end] = client.hear(to_client.Results).ends
     assert not end.ok
     assert manager.ended() == 0
-    assert lease.unwritten(lease.lease_file(folder)) == "File too large"
+    assert lease.unwritten(folder.lease) == "File too large"
 
 
-def test_down_ends_a_session_whose_manager_reads_nothing(folder: SessionFolder, peers: Peers) -> None:
-    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
-    try:
-        client, pilot = fill_up(manager, peers, folder)
-        client.submit(1, payload=bytes(5000))
-        until(lambda: not answers(folder), what="it reads nothing any more")
-        assert down.end(folder) is None
-        assert pilot.hear(to_pilot.Exit).reason == "stoker down"
-        assert manager.ended() == 0
-        assert folder.over() == "stoker down"
-        assert not folder.asked_to_end.exists()
-    finally:
-        manager.close()
-
-
-def test_pilot_is_kept_while_its_hello_is_unread(folder: SessionFolder, peers: Peers) -> None:
-    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
-    try:
-        client, pilot = fill_up(manager, peers, folder)
-        unread = peers("client", hello=False)
-        client.submit(1, payload=bytes(5000))
-        until(lambda: not answers(folder), what="it reads nothing any more")
-        pilot.close()
-        broke = f"connection to pilot {pilot.name} broke"
-        until(lambda: broke in folder.manager_log.read_text(), what="it notices that the connection broke")
-        time.sleep(Patience().pilot_back_s + 0.5)
-        given_up = f"pilot {pilot.name} did not come back"
-        assert given_up not in folder.manager_log.read_text()
-        unread.close()
-        until(lambda: given_up in folder.manager_log.read_text(), what="it is given up, as no connection is left")
-    finally:
-        manager.close()
-
-
-def test_a_file_that_a_killed_down_left_ends_no_session(folder: SessionFolder, peers: Peers) -> None:
+@pytest.fixture
+def brimful(folder: SessionFolder) -> Iterator[Manager]:
+    """A manager that reads nothing while its disk is full. A `stoker down` that was killed has left its file."""
     folder.asked_to_end.touch()
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
-    try:
-        client, pilot = fill_up(manager, peers, folder)
-        client.submit(1, payload=bytes(5000))
-        until(lambda: not answers(folder), what="it reads nothing any more")
-        time.sleep(1.0)
-        assert not folder.over()
-        assert down.end(folder) is None  # another one, that is not killed
-        assert pilot.hear(to_pilot.Exit).reason == "stoker down"
-        assert manager.ended() == 0
-        assert not folder.asked_to_end.exists()
-    finally:
-        manager.close()
+    yield manager
+    manager.close()
+
+
+def test_down_ends_a_session_whose_manager_reads_nothing(brimful: Manager, folder: SessionFolder, peers: Peers) -> None:
+    client, pilot = fill_up(brimful, peers, folder)
+    client.submit(1, payload=bytes(5000))
+    until(lambda: not answers(folder), what="it reads nothing any more")
+    time.sleep(1.0)
+    assert not folder.over()
+    assert down.end(folder) is None
+    assert pilot.hear(to_pilot.Exit).reason == "stoker down"
+    assert brimful.ended() == 0
+    assert folder.over() == "stoker down"
+    assert not folder.asked_to_end.exists()
+
+
+def test_pilot_is_kept_while_its_hello_is_unread(brimful: Manager, folder: SessionFolder, peers: Peers) -> None:
+    client, pilot = fill_up(brimful, peers, folder)
+    unread = peers("client", hello=False)
+    client.submit(1, payload=bytes(5000))
+    until(lambda: not answers(folder), what="it reads nothing any more")
+    pilot.close()
+    broke = f"connection to pilot {pilot.name} broke"
+    until(lambda: broke in folder.manager_log.read_text(), what="it notices that the connection broke")
+    time.sleep(Patience().pilot_back_s + 0.5)
+    given_up = f"pilot {pilot.name} did not come back"
+    assert given_up not in folder.manager_log.read_text()
+    unread.close()
+    until(lambda: given_up in folder.manager_log.read_text(), what="it is given up, as no connection is left")
 
 
 def test_interrupted_down_leaves_no_end_request(folder: SessionFolder, monkeypatch: pytest.MonkeyPatch) -> None:

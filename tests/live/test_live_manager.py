@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import signal
 import time
@@ -12,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welcomed
-from polling import PATIENCE_S
 
 from stoker.manager.live import lease
 from stoker.manager.live.clock import Acks
@@ -58,13 +56,10 @@ def test_journal_tells_the_story_of_a_call(client: Peer, pilot: Peer, manager: M
     assert any("ended with a result" in line.text for line in story.lines)
 
 
-def test_a_peer_without_the_key_is_kept_out(client: Peer, peers: Peers) -> None:
+def test_strangers_and_neighbours_are_refused(client: Peer, peers: Peers) -> None:
     stranger = peers("client", key=key_pair())
     assert stranger.silent(0.5)
     assert client.status().done == 0
-
-
-def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peers) -> None:
     neighbour = peers("client", hello=False)
     neighbour.send(say.ClientHello(wire.VERSION, "other"), numbered=False)
     assert "other" in neighbour.hear(to_client.ClientRefused).reason
@@ -73,29 +68,32 @@ def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peer
     assert "this is session test" in pilot.hear(to_pilot.PilotRefused).reason
 
 
-@pytest.mark.parametrize(("role", "refused"), [("pilot", to_pilot.PilotRefused), ("client", to_client.ClientRefused)])
-def test_hello_of_a_future_version_names_both_versions(
-    manager: Manager, client: Peer, peers: Peers, role: str, refused: type
-) -> None:
+def test_hello_of_a_future_version_names_both_versions(client: Peer, peers: Peers) -> None:
     future = wire.VERSION + 3
     strange = {"host": 7, "received": "all", "new": {}}
-    hello = {"type": f"{role}-hello", "protocol": future, "session": "test", **strange}
-    peer = peers(role, hello=False)
-    peer.socket.send(msgspec.msgpack.encode([0, [hello], "more of the frame"]))
-    reason = peer.hear(refused).reason
-    assert reason == (
-        f"this is session test, protocol {wire.VERSION}; you asked for session test, protocol {future}; "
-        "both sides need the same version of Stoker"
-    )
-    assert client.status().refused == {f"{role} of another version": 1}
+    for role, refused in (("pilot", to_pilot.PilotRefused), ("client", to_client.ClientRefused)):
+        hello = {"type": f"{role}-hello", "protocol": future, "session": "test", **strange}
+        peer = peers(role, hello=False)
+        peer.socket.send(msgspec.msgpack.encode([0, [hello], "more of the frame"]))
+        assert peer.hear(refused).reason == (
+            f"this is session test, protocol {wire.VERSION}; you asked for session test, protocol {future}; "
+            "both sides need the same version of Stoker"
+        )
+    assert client.status().refused == {"pilot of another version": 1, "client of another version": 1}
 
 
-@pytest.mark.parametrize("message", [{"type": "submit", "protocol": "two"}, {"type": "pilot-hello"}, "hello", 7])
-def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, peers: Peers, message: object) -> None:
+def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, pilot: Peer, peers: Peers) -> None:
+    def refused() -> int:
+        return client.status().refused.get("frame that is not in the protocol", 0)
+
     peer = peers("pilot", hello=False)
-    peer.socket.send(msgspec.msgpack.encode([0, [message]]))
-    until(lambda: client.status().refused.get("frame that is not in the protocol") == 1)
+    for count, message in enumerate(({"type": "submit", "protocol": "two"}, {"type": "pilot-hello"}, "hello", 7), 1):
+        peer.socket.send(msgspec.msgpack.encode([0, [message]]))
+        until(lambda: refused() == count)  # noqa: B023
     assert peer.silent()
+    pilot.submit(7, payload=b"")  # a pilot's key cannot submit
+    until(lambda: refused() == count + 1)
+    assert client.status().queued == 0
 
 
 def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder) -> None:
@@ -105,12 +103,6 @@ def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder
         assert (sequence, plain["protocol"], plain["session"]) == (0, wire.VERSION, "test")
     for refused in (to_pilot.PilotRefused("no"), to_client.ClientRefused("no")):
         assert msgspec.msgpack.decode(wire.encode([refused])) == [0, [{"type": "refused", "reason": "no"}]]
-
-
-def test_a_pilots_key_cannot_submit(client: Peer, pilot: Peer) -> None:
-    pilot.submit(7, payload=b"")
-    until(lambda: client.status().refused.get("frame that is not in the protocol") == 1)
-    assert client.status().queued == 0
 
 
 def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -> None:
@@ -212,27 +204,6 @@ def test_an_observer_sees_and_does_not_keep_a_session(client: Peer, peers: Peers
     assert manager.ended() == 0
 
 
-def test_a_queued_call_says_what_it_waits_for(client: Peer) -> None:
-    client.submit(0)
-    client.send(say.WantPilots({"0": "pending: Priority"}))
-    client.send(say.AskStory("c-0"), numbered=False)
-    story: Any = client.hear(to_client.Story)
-    assert "waiting" in story.headline
-    assert "no pilot has joined yet (block b0: pending: Priority)" in story.lines[-1].text
-
-
-def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder: SessionFolder) -> None:
-    import subprocess
-    import sys
-
-    second = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--name", "test"],
-        capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ,
-    )  # fmt: skip
-    assert second.returncode == TAKEN_OVER
-    assert "already" in second.stderr
-
-
 def test_frozen_manager_that_was_replaced_is_silent(client: Peer, pilot: Peer, manager: Manager) -> None:
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
@@ -240,7 +211,7 @@ def test_frozen_manager_that_was_replaced_is_silent(client: Peer, pilot: Peer, m
     manager.process.send_signal(signal.SIGSTOP)
     pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
     client.send(say.AskStatus(), numbered=False)
-    path = lease.lease_file(manager.folder)
+    path = manager.folder.lease
     other = msgspec.json.encode(lease.LeaseHolder("login2", "another machine", 7, 70, "theirs"))
     time.sleep(lease.SURE_S + 1.0)
     path.write_bytes(other)
@@ -277,8 +248,7 @@ def joined(peers: Peers) -> tuple[Peer, Peer]:
     client.define()
     specs = [CallSpec(0, b"arguments")]  # type: ignore[arg-type]
     client.send(say.Submit("f", "bare", specs, CallOptions(stream=True)))  # type: ignore[arg-type]
-    pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
+    pilot.serve()
     assert pilot.hear(to_pilot.RunCalls).options.stream
     return client, pilot
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import Manager, Peers, until, welcomed
+from live.peers import Manager, Peer, Peers, pilot_hello, session_folder, until, welcomed
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import SessionError
@@ -16,7 +18,7 @@ from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
 from stoker.manager.live.replay import Replayed, session_in, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
@@ -64,10 +66,11 @@ def test_who_is_told_is_part_of_the_decision() -> None:
 # ---- a live session
 
 
-def lived(manager: Manager, peers: Peers, *, calls: int = CALLS) -> None:
+def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> None:
     """Two contexts, calls of both in turn, and several ends in a frame."""
     other = Recipe("other", "other", slots=4)
-    client, pilot = welcomed(peers, "client", "pilot")
+    client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
+    pilot.send(pilot_hello(pilot.session), numbered=False)
     client.send(say.DefineRecipe(BARE), say.DefineRecipe(other), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
     for call in range(0, calls, 2):
         for recipe in ("bare", "other"):
@@ -86,6 +89,30 @@ def lived(manager: Manager, peers: Peers, *, calls: int = CALLS) -> None:
         for message in client.listen():
             done += len(message.ends) if isinstance(message, to_client.Results) else 0
     client.send(say.EndSession("test is over"))
+    assert manager.ended() == 0
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionFolder]:
+    """A session that is over. No test changes it."""
+    place = tmp_path_factory.mktemp("lived")
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("STOKER_HOME", str(place / "home"))
+        folder = session_folder(place / "session")
+        manager = Manager(folder)
+    peers = [Peer(folder, role, role) for role in ("client", "pilot")]
+    live(manager, *peers)
+    for peer in peers:
+        peer.close()
+    yield folder
+    manager.close()
+
+
+@pytest.fixture
+def lived(ended: SessionFolder, tmp_path: Path) -> SessionFolder:
+    """A copy of it."""
+    shutil.copytree(ended.path, tmp_path / "lived")
+    return SessionFolder(tmp_path / "lived")
 
 
 def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replayed:
@@ -93,13 +120,11 @@ def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replaye
     return verify(path, session=session, policies=policies or default_policies())
 
 
-def test_a_session_replays_with_the_same_decisions(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    lived(manager, peers)
-    assert manager.ended() == 0
-    found = replayed(folder)
+def test_a_session_replays_with_the_same_decisions(lived: SessionFolder) -> None:
+    found = replayed(lived)
     assert found.difference is None
     assert found.checked == found.events > CALLS
-    assert session_in(folder.journal) == (folder.journal, "test")
+    assert session_in(lived.journal) == (lived.journal, "test")
 
 
 class Coldest(HottestFirst):
@@ -109,14 +134,13 @@ class Coldest(HottestFirst):
         return 1
 
 
-def test_replay_with_other_policies_names_the_first_difference(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    lived(manager, peers)
-    assert manager.ended() == 0
+def dispatched_by(dispatch: HottestFirst) -> Policies:
     blocks = KeepBlocks()
-    others = Policies(dispatch=Coldest(), residency=LoadWhereWanted(provisioning=blocks), provisioning=blocks)
-    found = replayed(folder, others).difference
+    return Policies(dispatch=dispatch, residency=LoadWhereWanted(provisioning=blocks), provisioning=blocks)
+
+
+def test_replay_with_other_policies_names_the_first_difference(lived: SessionFolder) -> None:
+    found = replayed(lived, dispatched_by(Coldest())).difference
     assert found is not None
     assert any("RunCalls" in line for line in found.decides) or found.decides == ("nothing",)
     assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
@@ -139,14 +163,16 @@ def test_killed_manager_continues_its_checks(manager: Manager, peers: Peers, fol
     assert found.checked >= before.checked
 
 
-def test_a_decision_that_was_another_names_its_event(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    lived(manager, peers, calls=100)
-    assert manager.ended() == 0
-    records = list(journal.read_checked(folder.journal))
-    checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
+def checks_in(path: Path) -> dict[int, int]:
+    records = (record for _, record in journal.read_checked(path) if isinstance(record, journal.Decided))
+    return dict(pair for record in records for pair in record.numbered())
+
+
+def test_a_decision_that_was_another_names_its_event(lived: SessionFolder) -> None:
+    records, checks = list(journal.read_checked(lived.journal)), checks_in(lived.journal)
     wrong = len(checks) // 2
-    folder.journal.unlink()
-    again, number = journal.Journal(folder.journal), 0
+    lived.journal.unlink()
+    again, number = journal.Journal(lived.journal), 0
     for now, record in records:
         if not isinstance(record, journal.Decided):
             again.write(now, record)
@@ -154,7 +180,7 @@ def test_a_decision_that_was_another_names_its_event(manager: Manager, peers: Pe
             again.flush()
             number += 1
     again.close()
-    found = replayed(folder)
+    found = replayed(lived)
     assert found.difference is not None
     assert found.difference.event == found.checked == wrong
 
@@ -164,16 +190,9 @@ class Careless(HottestFirst):
         raise ZeroDivisionError("nothing to divide by")
 
 
-def careless() -> Policies:
-    blocks = KeepBlocks()
-    return Policies(dispatch=Careless(), residency=LoadWhereWanted(provisioning=blocks), provisioning=blocks)
-
-
-def test_a_policy_that_raises_is_told_by_its_own_lines(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    lived(manager, peers, calls=10)
-    assert manager.ended() == 0
+def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> None:
     with pytest.raises(SessionError) as caught:
-        replayed(folder, careless())
+        replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
     assert "the policy raises ZeroDivisionError, as it did not when the session lived" in first
     assert f"event {caught.value.facts['event']:,}, " in first
@@ -181,24 +200,17 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(manager: Manager, peers: 
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-
-def test_event_that_killed_the_manager_raises_again(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    lived(manager, peers, calls=10)
-    assert manager.ended() == 0
-    with pytest.raises(SessionError) as caught:
-        replayed(folder, careless())
-    events = list(journal.read(folder.journal))
-    folder.journal.unlink()
-    again = journal.Journal(folder.journal)
+    events = list(journal.read(lived.journal))  # a journal that ends with the event that killed the manager
+    lived.journal.unlink()
+    again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:
         again.write(now, event)
     again.close()
     with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did when the session lived"):
-        replayed(folder, careless())
+        replayed(lived, dispatched_by(Careless()))
 
 
-def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_journal_without_checks_replays_with_a_note(path: Path) -> None:
     book = journal.Journal(path)
     for now in range(5):
         book.write(float(now), TimerFired("nobody's"))
@@ -210,15 +222,13 @@ def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
         session_in(path)
 
 
-def test_an_empty_journal_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_an_empty_journal_is_said(path: Path) -> None:
     journal.Journal(path).close()
     with pytest.raises(SessionError, match="is empty"):
         verify(path, session="test", policies=default_policies())
 
 
-def test_checks_are_of_the_events_that_they_were_made_for(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_checks_are_of_the_events_that_they_were_made_for(path: Path) -> None:
     for manager in range(3):
         book = journal.Journal(path)
         for number in range(200):
@@ -226,10 +236,6 @@ def test_checks_are_of_the_events_that_they_were_made_for(tmp_path: Path) -> Non
             book.decided(1000 * manager + number)
             book.flush()
         book.close()
-    found = dict(
-        pair
-        for _, record in journal.read_checked(path)
-        if isinstance(record, journal.Decided)
-        for pair in record.numbered()
-    )
-    assert found == {200 * manager + number: 1000 * manager + number for manager in range(3) for number in range(200)}
+    assert checks_in(path) == {
+        200 * manager + number: 1000 * manager + number for manager in range(3) for number in range(200)
+    }

@@ -67,6 +67,7 @@ class Hosts:
         self.home = path / "home"
         self.pilots: dict[str, subprocess.Popen[bytes]] = {}
         self.calls = 0
+        self.told = path
 
     def disk(self, host: str) -> Path:
         return self.path / host / f"stoker-{os.getuid()}"
@@ -91,6 +92,21 @@ class Hosts:
 
     def status(self) -> Any:
         return self.client.status()
+
+    def keeping(self, *options: str, host: str = "", made_s: float = 60.0) -> tuple[str, Recipe]:
+        """Start the first pilot, which makes and offers the snapshot of a context; its name, and the context."""
+        self.told = self.path / "told"
+        self.told.mkdir()
+        recipe = kept(str(self.told), made_s)
+        self.define(recipe, lambda words: words)
+        first = self.pilot(*options, host=host)
+        self.call(recipe)
+        self.offered(first, objects=1)
+        assert self.how(first) == "made here"
+        return first, recipe
+
+    def how(self, name: str) -> str:
+        return (self.told / name).read_text() if (self.told / name).exists() else ""
 
     def define(self, recipe: Recipe, function: Callable[[Any], Any]) -> None:
         code = payloads.dumps((function, True))
@@ -140,82 +156,40 @@ def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts
     manager.close()
 
 
-def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = kept(str(told), 60.0)
-    hosts.define(recipe, lambda words: words)
-    first = hosts.pilot()
-    hosts.call(recipe)
-    hosts.offered(first, objects=1)
-    second = hosts.pilot()
-    hosts.call(recipe, pilots=2)
-    assert (told / first).read_text() == "made here"
-    assert (told / second).read_text() == f"had from a peer: made on {first}"
-    hosts.offered(second, objects=1)
+def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts) -> None:
+    first, recipe = hosts.keeping()
+    others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
+    hosts.call(recipe, pilots=3)
+    assert [hosts.how(name) for name in others] == [f"had from a peer: made on {first}"] * 2
+    logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
+    assert sorted(", 0 from peers" in log for log in logs) == [False, True]  # the one that found it fetched nothing
+    hosts.offered(others[0], objects=1)
     assert not (hosts.home / "snapshots").exists()  # which the file system would serve to every node
 
 
-def test_next_pilot_of_a_host_finds_the_snapshot(hosts: Hosts, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = kept(str(told), 60.0)
-    hosts.define(recipe, lambda words: words)
-    first = hosts.pilot(host="node")
-    hosts.call(recipe)
-    hosts.offered(first, objects=1)
-    rest = hosts.disk("node") / "snapshots" / FORM / "rest"
-    assert rest.stat().st_nlink == 2  # the cache's is the same
+def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tmp_path: Path) -> None:
+    first, recipe = hosts.keeping("--cache-size", "16 MB", host="node")
+    snapshot = hosts.disk("node") / "snapshots" / FORM
+    assert (snapshot / "rest").stat().st_nlink == 2  # the cache's is the same
     hosts.end(first)
-    second = hosts.pilot(host="node")
+    second = hosts.pilot("--cache-size", "16 MB", host="node")
     hosts.call(recipe)
-    assert (told / second).read_text() == f"found: made on {first}"
-
-
-def test_a_snapshot_goes_when_the_cache_needs_its_room(hosts: Hosts, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = kept(str(told), 60.0)
-    hosts.define(recipe, lambda words: words)
-    first = hosts.pilot("--cache-size", "16 MB", host="node")
-    hosts.call(recipe)
-    hosts.offered(first, objects=1)
+    assert hosts.how(second) == f"found: made on {first}"
     (tmp_path / "other").write_bytes(os.urandom(9 << 20))
     other = length(str(tmp_path / "other"))
     hosts.define(other, lambda size: size)
     hosts.call(other)
-    until(lambda: not (hosts.disk("node") / "snapshots" / FORM).exists(), seconds=30, what="the snapshot going")
+    until(lambda: not snapshot.exists(), seconds=30, what="the snapshot going")
 
 
-def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = kept(str(told), 60.0)
-    hosts.define(recipe, lambda words: words)
-    first = hosts.pilot()
-    hosts.call(recipe)
-    hosts.offered(first, objects=1)
-    others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
-    hosts.call(recipe, pilots=3)
-    assert [(told / name).read_text() for name in others] == [f"had from a peer: made on {first}"] * 2
-    logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
-    assert sorted(", 0 from peers" in log for log in logs) == [False, True]  # the one that found it fetched nothing
-
-
-def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = kept(str(told), 1.0)
-    hosts.define(recipe, lambda words: words)
-    first = hosts.pilot()
-    hosts.call(recipe)
-    hosts.offered(first, objects=1)
+def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -> None:
+    first, recipe = hosts.keeping(made_s=1.0)
     second = hosts.pilot()
     hosts.pilots[first].send_signal(signal.SIGSTOP)  # it serves nothing, unnoticed
     spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
     hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
-    until(lambda: (told / second).exists() and (told / second).read_text(), what="the second pilot loading")
-    assert (told / second).read_text() == "made here"
+    until(lambda: hosts.how(second), what="the second pilot loading")
+    assert hosts.how(second) == "made here"
 
 
 @pytest.mark.long

@@ -1,8 +1,11 @@
-"""Processes of a session that pause until a test releases them."""
+"""Processes of a session that pause until a test releases them, or hold its lease."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from faults.world import World, until
@@ -35,6 +38,25 @@ elif MODULE in sys.orig_argv:
 """
 
 
+_LEASE = """
+import sys, time
+from pathlib import Path
+from stoker.manager.live import lease
+held = lease.take(Path(sys.argv[1]), renew_s=0.05)
+held.keep(lambda other: None)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def hold_lease(path: Path, *, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a process that takes a lease and renews it. `within`: a command that gets the process's own."""
+    process = subprocess.Popen([*within, sys.executable, "-c", _LEASE, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
 class Held:
     """Stops processes that run `python -m MODULE` with `environ`: a manager after it has its lease, others at their
     start."""
@@ -54,4 +76,4 @@ class Held:
         until(self._here.exists, why="a process that is held")
 
     def let_go(self) -> None:
-        Path(self._go).touch()
+        self._go.touch()

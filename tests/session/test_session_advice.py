@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from typing import IO
 
 from faults.world import World, command_of, until
+from session.test_session_up import stoker
 
 from stoker.manager.live.advisor import ADVISOR
 
@@ -47,14 +47,6 @@ with stoker.load(site="one.toml") as session:
 """
 
 
-def stoker(world: World, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.main", *words], cwd=world.path, capture_output=True, text=True,
-        env={**os.environ, **world.environ}, check=False, timeout=60,
-    )  # fmt: skip
-    return done.stdout
-
-
 def test_an_advisor_answers_late_is_killed_and_nothing_waits_for_it(world: World) -> None:
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:2"\n')
     (world.path / "program.py").write_text(PROGRAM)
@@ -72,14 +64,13 @@ def test_an_advisor_answers_late_is_killed_and_nothing_waits_for_it(world: World
     assert "no checkpoint was written" in call("lose")
     pid = until(lambda: next(iter(world.of(ADVISOR)), 0), why="an advisor")
     assert "--session" in command_of(pid)
-    why = until(lambda: _why(stoker(world, "explain", "c-1", "--session", folder)), why="the verdict of the first")
-    assert "why it failed" in why
+    until(lambda: _why(world, "c-1", folder), why="the verdict of the first")
     os.kill(pid, signal.SIGKILL)
     assert call("add") == "None\n"
     assert "KeyError" in call("misspell")
-    why = until(lambda: _why(stoker(world, "explain", "c-3", "--session", folder)), why="the verdict of the second")
+    why = until(lambda: _why(world, "c-3", folder), why="the verdict of the second")
     assert "why it failed: user (code)" in why
-    document = stoker(world, "explain", "c-3", "--session", folder, "--json")
+    document = stoker(world, "explain", "c-3", "--session", folder, "--json").stdout
     assert "why it failed" in json.dumps(json.loads(document))
     commands.close()
     out, err = program.communicate(timeout=60)
@@ -88,5 +79,6 @@ def test_an_advisor_answers_late_is_killed_and_nothing_waits_for_it(world: World
     assert out == ""
 
 
-def _why(story: str) -> str:
+def _why(world: World, call: str, folder: str) -> str:
+    story = stoker(world, "explain", call, "--session", folder).stdout
     return next((line for line in story.splitlines() if "why it failed" in line), "")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from faults.world import World, command_of, until
 from session.held import MANAGER, Held
-from session.test_session_up import SITE, stoker
+from session.test_session_up import SITE, begin, stoker
 
 from stoker.manager.cli.entry import Terminated, as_ctrl_c
 from stoker.protocol.session import SessionFolder, holds_session
@@ -23,14 +23,6 @@ from stoker.protocol.session import SessionFolder, holds_session
 def sessions(world: World) -> list[Path]:
     """Return the session folders in the state folder."""
     return sorted(Path(world.environ["STOKER_HOME"]).glob("sessions.d/*"))
-
-
-def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    (world.path / "one.toml").write_text(SITE)
-    command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
-    process = world.spawn(command, folder=world.path, **held.environ)
-    held.wait()
-    return process
 
 
 def kill(process: subprocess.Popen[str], number: int) -> int:
@@ -45,28 +37,19 @@ def manager(world: World) -> Held:
     return Held(world, MANAGER)
 
 
-def test_session_of_a_killed_command_is_found_by_name(world: World, manager: Held) -> None:
+def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> None:
     kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
     assert not holds_session(folder)
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
-    said = stoker(world, "down", folder.name)
+    said = stoker(world, "down")  # it is also the one that is meant where none is named
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
-def test_it_is_also_the_one_that_is_meant_where_none_is_named(world: World, manager: Held) -> None:
-    kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
-    [folder] = sessions(world)
-    manager.let_go()
-    said = stoker(world, "down")
-    assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held, how: int) -> None:
-    assert kill(begin(world, manager, "up", "one.toml"), how) == 128 + how
+def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
+    assert kill(begin(world, manager, "up", "one.toml"), signal.SIGTERM) == 128 + signal.SIGTERM
     until(lambda: not world.of("stoker.manager.main"))
     assert sessions(world) == []
     assert "no session is known" in stoker(world, "sessions").stdout
@@ -109,13 +92,12 @@ def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
     return process, SessionFolder(sessions(world)[0])
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_probe_with_its_session(world: World, how: int) -> None:
+def test_a_signal_ends_a_probe_with_its_session(world: World) -> None:
     process, folder = probe(world)
-    os.kill(process.pid, how)
-    os.kill(process.pid, how)  # as a terminal that closes may do
+    os.kill(process.pid, signal.SIGHUP)
+    os.kill(process.pid, signal.SIGHUP)  # as a terminal that closes may do
     process.communicate(timeout=90)
-    assert process.returncode == 128 + how
+    assert process.returncode == 128 + signal.SIGHUP
     assert not folder.path.exists() or folder.over()
     until(lambda: not world.of("stoker.manager.main"))
 

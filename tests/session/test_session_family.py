@@ -92,13 +92,3 @@ def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     assert said["after a kill"] in (10, 20, 40)
     assert "how long its input is" in said["nothing counts"]
     assert said["later"] == [10, 20, 40]
-
-
-def test_a_policy_that_knows_no_variants_refuses_a_family(world: World) -> None:
-    (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:1"\n')
-    program = PROGRAM.replace('said["one"] = ', "").replace(', latency="2 s"', "")
-    (world.path / "family.py").write_text(program)
-    process = world.spawn([sys.executable, "family.py"], folder=world.path)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "does not honour other contexts that can serve a call (variants)" in err

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from faults.world import until
 from polling import PATIENCE_S
+from session.held import hold_lease
 
 from stoker import connections
 from stoker.errors import SessionError
@@ -29,15 +30,7 @@ from stoker.protocol.session import SessionFolder
 ELSEWHERE = LeaseHolder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
 QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from stoker.manager.live import lease
-held = lease.take(Path(sys.argv[1]), renew_s=0.05)
-held.keep(lambda other: None)
-print("held", flush=True)
-time.sleep(600)
-"""
+DEAD = LeaseHolder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
 
 
 @pytest.fixture
@@ -57,15 +50,12 @@ def insist(path: Path, holder: LeaseHolder) -> None:
         write(path, holder)
 
 
-def hold(path: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    return process
+def no_room(file: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
-    with hold(path) as other:
+    with hold_lease(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
         other.send_signal(signal.SIGSTOP)  # it is alive, however silent
@@ -191,28 +181,11 @@ def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) 
     mine.release()
 
 
-def test_a_disk_that_stays_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(file: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", write)
-    with pytest.raises(lease.NoRoomError, match="No space left on device; make room there"):
-        lease.take(path, room_s=0.3)
-    assert lease.read(path) is None
-
-
-DEAD = LeaseHolder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
-
-
-def _no_room(file: int, data: bytes) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_manager_reuses_a_dead_ones_lease_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, DEAD)
     heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
-        full.setattr(os, "write", _no_room)
+        full.setattr(os, "write", no_room)
         mine = lease.take(path, renew_s=0.05)
         assert lease.read(path) == mine.holder
         mine.keep(heard.append)
@@ -229,9 +202,9 @@ def test_full_disk_is_waited_for_unless_the_holder_is_dead(
     if holder is not None:
         write(path, holder)
     with monkeypatch.context() as full:
-        full.setattr(os, "write", _no_room)
-        with pytest.raises(lease.NoRoomError):
-            lease.take(path, patience_s=0.1)
+        full.setattr(os, "write", no_room)
+        with pytest.raises(lease.NoRoomError, match="No space left on device; make room there"):
+            lease.take(path, patience_s=0.1, room_s=0.3)
     assert lease.read(path) == holder
 
 
@@ -244,7 +217,7 @@ def test_dead_holders_file_replaced_elsewhere_is_not_taken(path: Path, monkeypat
         path.write_bytes(msgspec.json.encode(ELSEWHERE))
         return real(file, data, at)
 
-    monkeypatch.setattr(os, "write", _no_room)
+    monkeypatch.setattr(os, "write", no_room)
     monkeypatch.setattr(os, "pwrite", replaced)
     with pytest.raises(SessionError, match=r"already has a manager .*login2"):
         lease.take(path, room_s=5.0)
@@ -324,7 +297,7 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
 def test_session_end_is_written_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lease.take(path, **QUICK)
     with monkeypatch.context() as full:
-        full.setattr(os, "write", _no_room)
+        full.setattr(os, "write", no_room)
         mine.release(over="stoker down", unwritten="No space left on device")
     there = lease.read(path)
     assert (there.token, there.over, there.unwritten) == (mine.holder.token, "stoker down", "No space left on device")
@@ -335,7 +308,7 @@ def test_a_lease_that_only_half_fits_stays_as_it_was(path: Path, monkeypatch: py
     mine, real = lease.take(path, **QUICK), os.pwrite
     sizes = iter([10])
     with monkeypatch.context() as full:
-        full.setattr(os, "write", _no_room)
+        full.setattr(os, "write", no_room)
         full.setattr(os, "pwrite", lambda file, data, at: real(file, data[: next(sizes, len(data))], at))
         mine.release(over="stoker down")
     assert lease.read(path) == mine.holder

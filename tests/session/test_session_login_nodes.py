@@ -47,7 +47,7 @@ class LoginNodes:
 
     def __init__(self, folder: SessionFolder, place: Path) -> None:
         self.folder = folder
-        self.lease = lease.lease_file(folder)
+        self.lease = folder.lease
         self.lock = self.lease.with_suffix(".lock")
         self.lock.touch()
         self._place = place

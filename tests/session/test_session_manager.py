@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,21 +44,11 @@ class Managers:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *options: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        command = [
-            *before,
-            sys.executable,
-            "-m",
-            "stoker.manager.main",
-            "--session",
-            str(self.folder.path),
-            "--name",
-            "test",
-        ]
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "stoker.manager.main", "--session", str(self.folder.path), "--name", "test"]
         written = written_at(self.folder)
         process = subprocess.Popen([*command, "--heartbeat", "1", *options], stderr=subprocess.DEVNULL)
         self.started.append(process)
-
         until(lambda: process.poll() is not None or written_at(self.folder) != written, why="the manager listens")
         return process
 
@@ -80,17 +70,16 @@ def is_whole(folder: SessionFolder) -> bool:
         return False
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
-def test_lost_address_is_written_again(managers: Managers, damage: Callable[[Path], object]) -> None:
-    process = managers.start()
-    before = managers.folder.read()
-    damage(managers.folder.file)
-    lease.lease_file(managers.folder).unlink()
-    until(lambda: is_whole(managers.folder) and lease.lease_file(managers.folder).exists())
-    assert managers.folder.read() == before
-    log = managers.folder.manager_log.read_text()
-    assert re.search(r"session.json (was removed|is damaged: .*); it is written again", log)
-    link = Link(managers.folder)
+def test_lost_address_is_written_again(managers: Managers) -> None:
+    process, folder = managers.start(), managers.folder
+    before = folder.read()
+    for damage, said in ((Path.unlink, "was removed"), (lambda path: path.write_bytes(b""), "is damaged: .*")):
+        damage(folder.file)
+        folder.lease.unlink()
+        until(lambda: is_whole(folder) and folder.lease.exists())
+        assert folder.read() == before
+        assert re.search(rf"session.json {said}; it is written again", folder.manager_log.read_text())
+    link = Link(folder)
     try:
         link.wait_joined(PATIENCE_S)
     finally:
@@ -139,49 +128,12 @@ def test_a_second_manager_does_not_start(managers: Managers) -> None:
 
 def test_a_manager_that_was_taken_over_stops_at_once(managers: Managers) -> None:
     first = managers.start()
-    path = lease.lease_file(managers.folder)
+    path = managers.folder.lease
     other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
     until(lambda: first.poll() is not None or insist(path, other))
     assert first.returncode == 3
     assert "no longer the session's: its manager is pid" in managers.folder.manager_log.read_text()
     assert lease.read(path) == other
-
-
-IMPATIENT = """
-import functools, sys
-from stoker.manager.live import lease
-lease.take = functools.partial(lease.take, patience_s=float(sys.argv.pop(1)), settle_s=0.1)
-from stoker.manager.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.long
-def test_frozen_manager_on_another_machine_loses_its_session(managers: Managers) -> None:
-    if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
-        pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
-    folder = managers.folder
-    elsewhere = managers.start("--detached", before=["unshare", "-pf", "--kill-child"])
-    [there] = psutil.Process(elsewhere.pid).children()
-    link = Link(folder)
-    try:
-        link.wait_joined(PATIENCE_S)
-        here = [sys.executable, "-c", IMPATIENT]
-        options = ["--session", str(folder.path), "--name", "test", "--detached"]
-        refused = subprocess.run([*here, "60", *options], capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 3
-        assert "already has a manager (pid 1 on " in refused.stderr
-        there.suspend()
-        before = written_at(folder)
-        follows = subprocess.Popen([*here, "5", *options], stderr=subprocess.DEVNULL)
-        managers.started.append(follows)
-        until(lambda: written_at(folder) != before, limit_s=60, why="the other manager listens")
-        there.resume()
-        assert elsewhere.wait(PATIENCE_S) == 3, "it was taken over"
-        assert link.ask_status().result(30).session == "test"
-        assert follows.poll() is None
-    finally:
-        link.close()
 
 
 def test_manager_whose_port_is_taken_listens_elsewhere(managers: Managers) -> None:
@@ -196,25 +148,16 @@ def test_manager_whose_port_is_taken_listens_elsewhere(managers: Managers) -> No
         managers.start()
         after = managers.folder.read()
         assert after.address != before.address
-        assert (after.session, after.server_key, after.created_at) == (
-            before.session,
-            before.server_key,
-            before.created_at,
-        )
+        assert msgspec.structs.replace(after, address=before.address) == before
         try:
             assert link.ask_status().result(PATIENCE_S).session == "test"
         finally:
             link.close()
 
 
-def two_ports() -> tuple[socket.socket, int]:
-    free = free_ports(2)
-    return socket.create_server(("127.0.0.1", free + 1)), free
-
-
 def test_ports_and_interface_are_kept_to(managers: Managers) -> None:
-    taken, free = two_ports()
-    with taken:
+    free = free_ports(2)
+    with socket.create_server(("127.0.0.1", free + 1)):
         manager = managers.start("--ports", f"{free}-{free + 1}", "--interface", "lo")
         assert manager.poll() is None, managers.folder.manager_log.read_text()
         assert managers.folder.read().address == f"tcp://127.0.0.1:{free}"
@@ -258,15 +201,6 @@ def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Ma
     pilot.close()
 
 
-@pytest.mark.long
-def test_a_session_that_nobody_uses_ends(managers: Managers) -> None:
-    process = managers.start("--detached", "--idle", "0.5")
-    assert process.wait(PATIENCE_S) == 0
-    holder = lease.read(lease.lease_file(managers.folder))
-    assert holder is not None
-    assert holder.over.startswith("no program has used it for")
-
-
 def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
     process = managers.start("--detached", "--idle", "4")
     client = Peer(managers.folder, "client", "client-1")
@@ -280,7 +214,7 @@ def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
 
 def test_kept_manager_restarts_after_a_kill_not_after_its_end(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
-    first = lease.read(lease.lease_file(managers.folder))
+    first = lease.read(managers.folder.lease)
     assert first is not None
     assert first.pid != keeper.pid
     kill([first.pid])
@@ -289,7 +223,7 @@ def test_kept_manager_restarts_after_a_kill_not_after_its_end(managers: Managers
     client = Peer(managers.folder, "client", "client-1")
     client.send(say.ClientHello(wire.VERSION, client.session), say.EndSession("enough"), numbered=False)
     assert keeper.wait(PATIENCE_S) == 0
-    assert lease.read(lease.lease_file(managers.folder)).over == "enough"
+    assert lease.read(managers.folder.lease).over == "enough"
     assert not Path(f"/proc/{second.pid}").exists()
     client.close()
 
@@ -298,7 +232,7 @@ def test_terminated_keeper_takes_its_manager_along(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     keeper.send_signal(signal.SIGTERM)
     keeper.wait(PATIENCE_S)
-    holder = lease.read(lease.lease_file(managers.folder))
+    holder = lease.read(managers.folder.lease)
     assert holder is not None
     until(lambda: lease.is_alive(holder) is False)
     assert not holder.over
@@ -327,5 +261,5 @@ def test_a_network_that_is_not_here_names_those_that_are() -> None:
 
 
 def _other(folder: SessionFolder, before: lease.LeaseHolder) -> lease.LeaseHolder | None:
-    holder = lease.read(lease.lease_file(folder))
+    holder = lease.read(folder.lease)
     return holder if holder is not None and holder.token != before.token else None

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults.world import World
 from live.peers import key_pair, session_folder
+from session.test_session_up import stoker
 
 from stoker.errors import SessionError
 from stoker.manager.executor import membership
@@ -59,16 +59,15 @@ def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
 
 @without_network
 def test_command_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
-    with World(tmp_path / "world").entered():
-        stoker = [sys.executable, "-m", "stoker.manager.cli.entry"]
-        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100, "cwd": tmp_path}
-        up = subprocess.run([*stoker, "up"], **how)
+    with World(tmp_path / "world").entered() as world:
+        up = stoker(world, "up")
         assert up.returncode == 0, up.stderr
         for command in ("status", "down"):
-            said = subprocess.run([*NO_NETWORK, *stoker, command], **how)
+            there = [*NO_NETWORK, sys.executable, "-m", "stoker.manager.cli.entry", command]
+            said = subprocess.run(there, capture_output=True, text=True, timeout=100, cwd=tmp_path)
             assert said.returncode == 1
             assert said.stderr.rstrip().endswith(f"cannot be reached: {DOWN}")
-        down = subprocess.run([*stoker, "down"], **how)
+        down = stoker(world, "down")
         assert down.returncode == 0, down.stderr
 
 

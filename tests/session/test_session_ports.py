@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 import pytest
 from faults.world import World, command_of, kill, until
 from live.peers import Manager, session_folder
+from session.held import hold_lease
 from session.test_session_up import stoker
 
 from stoker.errors import SessionError
@@ -30,6 +30,7 @@ SITE = """
 name = "one"
 [pilot]
 devices = "cpu:1"
+init_blocks = {pilots}
 [session]
 heartbeat = "20 s"
 ports = "{first}-{last}"
@@ -57,9 +58,9 @@ def free_ports(count: int = 1) -> int:
         return first
 
 
-def up(world: World, first: int, last: int = 0) -> SessionFolder:
+def up(world: World, first: int, last: int = 0, *, pilots: int = 1) -> SessionFolder:
     """Start a session whose manager listens on one of these ports."""
-    (world.path / "one.toml").write_text(SITE.format(first=first, last=last or first))
+    (world.path / "one.toml").write_text(SITE.format(first=first, last=last or first, pilots=pilots))
     said = stoker(world, "up", "one.toml", "--json")
     assert said.returncode == 0, said.stderr
     return find_session(json.loads(said.stdout)["session"])
@@ -94,7 +95,7 @@ def test_lost_session_comes_back_on_another_port(world: World) -> None:
     lost = up(world, first, first + 1)
     name, port = lost.read().session, port_of(lost)
     lose_manager(world, lost)
-    other = up(world, port)
+    other = up(world, port, pilots=0)
     assert port_of(other) == port
     assert states(world) == {name: "lost", other.read().session: "up"}
     shown = stoker(world, "status", name)
@@ -115,7 +116,7 @@ def test_session_whose_only_port_is_taken_names_the_other(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
     lose_manager(world, lost)
-    other = up(world, port).read().session
+    other = up(world, port, pilots=0).read().session
     began = time.monotonic()
     code, _, err = run(world, name)
     assert code == 1
@@ -222,30 +223,16 @@ def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
     assert "session test: its manager cannot be reached" in caplog.text
 
 
-ELSEWHERE = """
-import sys, time
-from stoker.manager.live import lease
-from stoker.protocol.session import SessionFolder
-held = lease.take(SessionFolder(sys.argv[1]).lease)
-held.keep(lambda holder: None)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
     """A process in a namespace of its own that renews the session's lease, as a manager on another machine does. A
     silent listener has its port."""
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
-    command = ["unshare", "-pf", "--kill-child", sys.executable, "-c", ELSEWHERE, str(folder.path)]
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        hold_lease(folder.lease, within=["unshare", "-pf", "--kill-child"]) as process,
     ):
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         folder.write(SessionFile("test", wire.VERSION, address, folder.read_key("server").public))
         [there] = psutil.Process(process.pid).children()

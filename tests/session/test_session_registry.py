@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
+from stoker.manager.cli.main import cli
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.cli.sessions import known_sessions as list_sessions
 from stoker.manager.executor import detached
@@ -39,7 +39,7 @@ def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int
     if over or pid:
         started = lease.locks.started(pid or os.getpid()) or 1
         holder = lease.LeaseHolder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
-        lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
+        folder.lease.write_bytes(msgspec.json.encode(holder))
     if up:
         folder.launch.write_bytes(b"{}")
     register(folder)
@@ -133,12 +133,7 @@ def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Pa
         ("dead", SessionState.OVER),
         ("half", SessionState.OVER),
     }
-    said = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.entry", "sessions", "--prune", "--older", "10min"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    said = CliRunner().invoke(cli, ["sessions", "--prune", "--older", "10min"])
     assert said.stdout.count("removed  ") == 2
     assert known() == set()
     assert list((home / "sessions.d").iterdir()) == []

@@ -14,8 +14,6 @@ from stoker.protocol.ids import BlockId
 
 
 class Rule(enum.Enum):
-    """The rule for the number of blocks of a source."""
-
     OPPORTUNISTIC = "opportunistic"
     """Take up to `most`, keep `keep_pending` of them in the queue while there is work."""
     DEMAND = "demand"
@@ -27,11 +25,8 @@ class Rule(enum.Enum):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One way to get pilots, as a site file describes it. Times in seconds.
-
-    `nodes`: pilots that a block brings. `walltime_s`: how long a block may last (0 = no limit). `slots`: devices of a
-    pilot as far as the site file says (0 = not known before the first has come); `kind`: their kind, if known.
-    """
+    """One way to get pilots, as a site file describes it. Times in seconds; 0 = no limit, or unknown. `nodes`: pilots
+    that a block brings. `slots`: devices of a pilot. `kind`: their kind, if known."""
 
     name: str
     rule: Rule = Rule.FIXED
@@ -48,30 +43,24 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class BlockPhase(enum.Enum):
-    """The phase of a block."""
-
     ASKED = "asked"
-    """Decided by the manager; the factory has not submitted it yet."""
+    """Decided by the manager, not submitted yet."""
     PENDING = "pending"
-    """In the batch system's queue (or held there)."""
+    """In the batch system's queue, or held there."""
     RUNNING = "running"
-    """The job runs."""
     ENDED = "ended"
-    """The job has ended: done, cancelled, preempted, failed, or out of walltime."""
+    """Done, cancelled, preempted, failed, or out of walltime."""
     REFUSED = "refused"
-    """The batch system refused it."""
 
     @property
     def over(self) -> bool:
-        """True for the last phases."""
         return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
 
 
 class LossReason(enum.Enum):
-    """Why a pilot was lost, that is, ended although the manager did not release it."""
+    """Why a pilot ended although the manager did not release it."""
 
     PREEMPTED = "preempted"
-    """The batch system gave its resources to another job."""
     CANCELLED = "cancelled"
     """A person cancelled its job (`scancel`, `condor_rm`)."""
     VACATED = "vacated"
@@ -81,13 +70,12 @@ class LossReason(enum.Enum):
     NODE_LOST = "node lost"
     """Its node failed, or the batch system's daemon there did."""
     SCRATCH_GONE = "scratch folder gone"
-    """Its scratch folder was removed while it lived: by its node, or by a call that clears more than its own."""
+    """Removed by its node, or by a call that clears more than its own."""
     WALLTIME = "out of walltime"
-    """The walltime of its job ended before the pilot did."""
     OUT_OF_MEMORY = "out of memory"
-    """Its job took more memory than it was granted, or than the node had."""
+    """Its job took more than it was granted, or than the node had."""
     SIGNALLED = "told to end by a signal"
-    """It got SIGTERM, ended in good order, and the batch system does not say why."""
+    """It got SIGTERM, and the batch system does not say why."""
     UNEXPLAINED = "unexplained"
     """It fell silent or its process died, and the batch system does not say why."""
 
@@ -103,18 +91,16 @@ class LossReason(enum.Enum):
 
 
 class PilotEnd(enum.Enum):
-    """How a pilot ended."""
-
     LOST = "lost"
-    """It was lost: see `LossReason`."""
+    """See `LossReason`."""
     WALLTIME = "walltime"
     """Its walltime ended, or was about to."""
     LET_GO = "let go"
-    """The manager released it (idle, or the session ended)."""
+    """The manager released it: it was idle, or the session ended."""
 
 
 class BlockOrder(msgspec.Struct, frozen=True):
-    """Submit this block of this source."""
+    """Submit this block."""
 
     block: BlockId
     source: str
@@ -130,9 +116,9 @@ class KnownBlock(msgspec.Struct, frozen=True):
 
 
 class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in `stoker status`. `since_s`: how long it has been in its phase; `expected_in_s`: until the batch system
-    expects to start it (0 = it does not say); `reason`: in the batch system's words. `emptied_s`: how long its job has
-    run on without the pilots that it had (0 = it has some, or brought none yet); `leaving`: its job is cancelled."""
+    """A block in `stoker status`. `since_s`: in its phase. `expected_in_s`: until its expected start (0 = unknown).
+    `reason`: in the batch system's words. `emptied_s`: how long its job has run without the pilots that it had (0 = it
+    has some, or had none). `leaving`: its job is cancelled."""
 
     block: str
     source: str

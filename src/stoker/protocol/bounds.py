@@ -1,8 +1,7 @@
-"""Checks of the numbers in messages.
+"""Checks of the numbers in messages: the decoder checks only types.
 
-The decoder checks types; this module checks values. A number that no correct peer sends (a negative slot count, a NaN,
-a negative size) would otherwise break the manager's records later, far from its cause. `wrong_with` returns the fault
-in words for the sender.
+A number that no correct peer sends (a negative slot count, a NaN) would break the manager's records later, far from its
+cause. `wrong_with` returns the fault in words for the sender.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MOST_DEFINED_BYTES = 32_000_000
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:
-    """Return which value in a message is wrong, in words; empty if none."""
+    """Return the wrong value of a message in words; empty if none is wrong."""
     check = _CHECKS.get(type(message))
     return check(message) if check is not None else ""
 
@@ -41,18 +40,30 @@ def _first(found: Iterable[str]) -> str:
     return next(filter(None, found), "")
 
 
+Check = Callable[[Any], str]
+
+
+def _all(*checks: Check) -> Check:
+    return lambda message: _first(check(message) for check in checks)
+
+
+def _times(*names: str) -> Check:
+    return lambda message: _first(_time(name, getattr(message, name)) for name in names)
+
+
+def _sizes(*names: str) -> Check:
+    return lambda message: _first(_size(name, getattr(message, name)) for name in names)
+
+
+def _counts(*names: str, least: int = 0, most: int = MOST_NUMBER) -> Check:
+    return lambda message: _first(_count(name, getattr(message, name), least=least, most=most) for name in names)
+
+
 # ---- from clients
 
 
-def _client_hello(m: say.ClientHello) -> str:
-    return _first((
-        _count("received", m.received), _count("acknowledged", m.acknowledged),
-        _count("number", m.number, least=-1, most=1 << 20),
-    ))  # fmt: skip
-
-
 def wrong_with_recipe(recipe: Recipe) -> str:
-    """Return which number of a recipe is wrong, in words; empty if none."""
+    """Return the wrong number of a recipe in words; empty if none is wrong."""
     needs = recipe.needs
     wrong = _first((
         "" if recipe.key else "it has no key",
@@ -67,13 +78,6 @@ def wrong_with_recipe(recipe: Recipe) -> str:
         _refs(recipe.objects),
     ))  # fmt: skip
     return f"recipe {recipe.name}: {wrong}" if wrong else ""
-
-
-def _map_report(m: say.MapReport) -> str:
-    return _first((
-        _count("map", m.map), _count("total", m.total, least=-1), _count("done", m.done), _count("kept", m.kept),
-        _count("unsent", m.unsent, least=-1),
-    ))  # fmt: skip
 
 
 def _limits(limits: LibraryLimits) -> str:
@@ -101,7 +105,7 @@ def _options(options: CallOptions) -> str:
 
 
 def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
-    """Return which value in these calls is wrong, in words; empty if none."""
+    """Return the wrong value of these calls in words; empty if none is wrong."""
     for spec in specs:  # the hot path
         features = spec.features
         if (
@@ -112,7 +116,7 @@ def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_sound(features: Features) -> bool:
-    """True if `_features` would return nothing. This is the fast path for a million calls."""
+    """The fast path of `_features`, for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -131,12 +135,7 @@ def _spec(spec: CallSpec) -> str:
     ))  # fmt: skip
 
 
-def _features(features: Features) -> str:
-    return _first((
-        _count("items", features.items), _count("input_length", features.input_length),
-        _count("expected_output", features.expected_output), _time("fixed_s", features.fixed_s),
-        _time("shared_s", features.shared_s),
-    ))  # fmt: skip
+_features = _all(_counts("items", "input_length", "expected_output"), _times("fixed_s", "shared_s"))
 
 
 # ---- from pilots
@@ -155,12 +154,14 @@ def _pilot_hello(m: say.PilotHello) -> str:
     ))  # fmt: skip
 
 
+_device_numbers = _all(
+    _sizes("memory_bytes", "process_bytes"), _counts("cores", "processes", most=MOST_AT_ONCE),
+    lambda device: "" if 0 < device.speed <= MOST_S else f"speed is {device.speed}",
+)  # fmt: skip
+
+
 def _device(device: say.DeviceFacts) -> str:
-    wrong = _first((
-        _size("memory_bytes", device.memory_bytes), _count("cores", device.cores, most=MOST_AT_ONCE),
-        _size("process_bytes", device.process_bytes), _count("processes", device.processes, most=MOST_AT_ONCE),
-        "" if 0 < device.speed <= MOST_S else f"speed is {device.speed}",
-    ))  # fmt: skip
+    wrong = _device_numbers(device)
     return f"device {device.device}: {wrong}" if wrong else ""
 
 
@@ -171,14 +172,6 @@ def _library(facts: say.LibraryFacts) -> str:
         _size("device_bytes", facts.device_bytes), _count("slots", facts.slots, most=MOST_AT_ONCE),
         "" if all(0 <= call < 1 << 62 for call in facts.calls) else "a call's id is out of range",
         "" if len(set(facts.calls)) == len(facts.calls) else f"library {facts.library} names a call twice",
-    ))  # fmt: skip
-
-
-def _ready(m: say.LibraryReady) -> str:
-    return _first((
-        _time("start_s", m.start_s), _time("load_s", m.load_s), _time("fetch_s", m.fetch_s),
-        _size("resident_bytes", m.resident_bytes), _size("peak_bytes", m.peak_bytes),
-        _size("device_bytes", m.device_bytes), _count("slots", m.slots, most=MOST_AT_ONCE),
     ))  # fmt: skip
 
 
@@ -214,54 +207,42 @@ def _yielded(m: say.CallYielded) -> str:
     ))  # fmt: skip
 
 
-def _heartbeat(m: say.Heartbeat) -> str:
-    return _first((
-        _size("cache_bytes", m.cache_bytes), _count("refused_frames", m.refused_frames),
-        *(_size("memory_bytes", use.memory_bytes) for use in m.libraries),
-        *(_size("device_bytes", use.device_bytes) for use in m.libraries),
-        *(_time("cpu_s", use.cpu_s) for use in m.libraries),
-    ))  # fmt: skip
-
-
-def _arrivals(m: say.ObjectsHere) -> str:
-    return _first(
-        wrong
-        for each in m.arrivals
-        for wrong in (
-            _size("size_bytes", each.size_bytes), _size("origin_bytes", each.origin_bytes),
-            _size("peer_bytes", each.peer_bytes), _time("seconds", each.seconds),
-        )
-    )  # fmt: skip
+_use = _all(_sizes("memory_bytes", "device_bytes"), _times("cpu_s"))
+_arrival = _all(_sizes("size_bytes", "origin_bytes", "peer_bytes"), _times("seconds"))
 
 
 def _refs(refs: Iterable[ObjectRef]) -> str:
     return _first(_size(f"size_bytes of {ref.name}", ref.size_bytes) for ref in refs)
 
 
-_CHECKS: dict[type, Callable[[Any], str]] = {
-    say.ClientHello: _client_hello,
+_CHECKS: dict[type, Check] = {
+    say.ClientHello: _all(_counts("received", "acknowledged"), _counts("number", least=-1, most=1 << 20)),
     say.DefineRecipe: lambda m: wrong_with_recipe(m.recipe),
     say.Submit: _submit,
-    say.MapReport: _map_report,
-    say.PiecesTaken: lambda m: _count("upto", m.upto) or _count("run", m.run, most=1 << 62),
-    say.Received: lambda m: _count("total", m.total),
-    say.AskCalls: lambda m: _count("limit", m.limit),
-    say.BlockUpdate: lambda m: _time("expected_in_s", m.expected_in_s),
+    say.MapReport: _all(_counts("map", "done", "kept"), _counts("total", "unsent", least=-1)),
+    say.PiecesTaken: lambda m: _count("upto", m.upto) or _count("run", m.run, most=1 << 62),  # each piece of a stream
+    say.Received: _counts("total"),
+    say.AskCalls: _counts("limit"),
+    say.BlockUpdate: _times("expected_in_s"),
     say.PilotHello: _pilot_hello,
-    say.LibraryReady: _ready,
+    say.LibraryReady: _all(
+        _times("start_s", "load_s", "fetch_s"), _sizes("resident_bytes", "peak_bytes", "device_bytes"),
+        _counts("slots", most=MOST_AT_ONCE),
+    ),
     say.CallsEnded: _ended,
     say.CallYielded: _yielded,
-    say.LibraryResized: lambda m: _size("device_memory_bytes", m.device_memory_bytes),
+    say.LibraryResized: _sizes("device_memory_bytes"),
     say.LibraryBatch: _batch,
-    say.Heartbeat: _heartbeat,
+    say.Heartbeat: _all(
+        _sizes("cache_bytes"), _counts("refused_frames"), lambda m: _first(_use(use) for use in m.libraries)
+    ),
     say.WantObjects: lambda m: _refs(m.objects),
-    say.ObjectsHere: _arrivals,
+    say.ObjectsHere: lambda m: _first(_arrival(each) for each in m.arrivals),
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
-    say.WalltimeUpdate: lambda m: _time("ends_in_s", m.ends_in_s),
-}
+    say.WalltimeUpdate: _times("ends_in_s"),
+}  # fmt: skip
 """Messages with numbers. Of a call's progress single reports are refused (`is_sound`): they are the user's words."""
 
 
 def is_sound(done: float, total: float) -> bool:
-    """True if a call's progress report has usable numbers."""
     return 0.0 <= done <= MOST_S and 0.0 <= total <= MOST_S

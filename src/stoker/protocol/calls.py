@@ -15,10 +15,9 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may unpickle; over 1 MB they travel as an object."""
+"""Pickled bytes that only a library or the client may unpickle; larger ones travel as an object."""
 
 INLINE_LIMIT_BYTES = 1_000_000
-"""Payloads over this size travel as objects."""
 
 PIECE_BYTES = 1_000_000
 """The largest pickled piece of a result."""
@@ -29,9 +28,8 @@ WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Facts about a call's input for policies. Lengths in tokens; 0 = unknown.
 
-    `items`: the most items it has. `fixed_s`: seconds before the first item, on any number of devices. `shared_s`:
-    seconds of one device before the first item, divided among the members of a gang. Calls of one `kind` process a
-    similar part of their items before they end, so calls that always process all of them have their own kind.
+    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: seconds of one device before the
+    first item, divided among a gang. Calls of one `kind` end after a similar part of their items.
     """
 
     items: int = 1
@@ -42,7 +40,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_s: float = 0.0
 
     def before_items_s(self, size: int) -> float:
-        """Seconds before the first item on a gang of this size. The simulator and all predictions use it."""
+        """Return the seconds before the first item on a gang of this size."""
         return self.fixed_s + self.shared_s / size
 
 
@@ -50,10 +48,9 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The wanted timing of a call. Seconds; 0 = none.
 
     `deadline_at` is on the clock of the manager, which sets it when it accepts the call (`Submit.due_in_s`). With
-    `drop_late` a call that will miss it is dropped; otherwise it runs when no other call needs its devices.
-
-    A time to first token may grow with the input: it is `ttft_s`, or `ttft_per_token_s` per input token if that is
-    more, and at most `ttft_most_s` (`first_token_s`). So calls of all lengths share one objective.
+    `drop_late` a call that will miss it is dropped; otherwise it runs when no other call needs its devices. The time to
+    first token may grow with the input: `ttft_s`, or `ttft_per_token_s` per input token if that is more, and at most
+    `ttft_most_s`.
     """
 
     deadline_at: float = 0.0
@@ -73,12 +70,11 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
     """The options that the calls of one submission share.
 
-    `variants`: other contexts that can serve the call, best first, after its own. `gang`: the smallest and largest
-    number of libraries that run it together. `limit_s`: the most seconds a call may run (0 = no limit; waiting for its
-    reader does not count). `stream`: True if the pieces that the function yields are sent as they come; otherwise the
-    result is their list. `folder`: where the user wants it to run (created if missing); empty: in the program's folder
-    `home` if the pilot sees it, else in a private folder. `batch`: the most items that `stoker.map` puts into a call
-    (0 = not packed); run times are remembered with it.
+    `variants`: other contexts that can serve the call, best first. `gang`: the smallest and largest number of libraries
+    that run it together. `limit_s`: the most seconds of a run, without waits for its reader (0 = no limit). `stream`:
+    pieces that the function yields are sent as they come; otherwise the result is their list. `folder`: where the user
+    wants it to run; empty: in the program's folder `home` if the pilot sees it, else in a private one. `batch`: the
+    most items that `stoker.map` puts into a call (0 = not packed).
     """
 
     priority: int = 0
@@ -93,7 +89,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One call: its id, its pickled `(args, kwargs)`, and the features of its input."""
+    """`payload`: the pickled `(args, kwargs)`."""
 
     call: CallId
     payload: Payload
@@ -102,37 +98,32 @@ class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FailureKind(enum.Enum):
-    """Why a call ended without a result of the user's function."""
-
     CONTEXT = "context"
     """Its context failed to load."""
     PILOT = "pilot"
-    """Its pilot failed (its disk is full or read-only); the context is not at fault."""
+    """Its pilot failed (its disk is full or read-only)."""
     NO_DEVICE = "no_device"
     """No device of this site could ever hold its context."""
     POISON = "poison"
     """It killed its library several times."""
     TIMEOUT = "timeout"
-    """It ran longer than allowed."""
     MEMORY = "memory"
     """Its library took more memory than the recipe declares."""
     SERIALIZATION = "serialization"
     """Its function, arguments, result or exception could not be pickled or unpickled."""
     DROPPED = "dropped"
-    """A policy dropped it."""
     CANCELLED = "cancelled"
     """It was cancelled, or the session ended before it ran."""
     DIED = "died"
     """Its library process ended, by a signal or a call of exit."""
     GANG = "gang"
-    """Other ranks of its gang were lost or did not join. It is retried, and fails only after many tries."""
+    """Ranks of its gang were lost or did not join. It fails only after many tries."""
     INFRASTRUCTURE = "infrastructure"
-    """A device, disk or network failed it. It runs again elsewhere, and fails only after several times."""
+    """A device, disk or network failed it. It fails only after several pilots."""
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The place of a call's output: bytes `start` to `end` of the log file `path` on its pilot. `end` 0: to the end of
-    the file."""
+    """A call's output: bytes `start` to `end` (0: to the end) of the log file `path` on its pilot."""
 
     path: str
     start: int
@@ -140,10 +131,9 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: 0 unless a signal ended the process. `log`: the library's log with the output
-    of all its calls; `printed`: the part of the failed call; `tail`: its last lines (for a failed load: of the log).
-    `device`: the devices that failed, if any did.
-    """
+    """Evidence of a failure. `signal`: 0 unless a signal ended the process. `log`: the library's log; `printed`: the
+    part of the failed call; `tail`: its last lines (for a failed load: of the log). `device`: the devices that
+    failed."""
 
     kind: FailureKind
     message: str
@@ -158,9 +148,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call of `function` left in its private folder, which is deleted: first names, count, and the
-    program's folder `home`, which its pilot does not see.
-    """
+    """Files that a call left in its private folder, which is deleted. `home`: the program's folder, which its pilot
+    does not see."""
 
     function: str
     names: tuple[str, ...]
@@ -172,10 +161,9 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a call. The client receives exactly one for each accepted call.
 
     `ok`: payload is the pickled result. Not `ok` without `failure`: payload is the pickled exception of the user's
-    function with its traceback. Otherwise `failure` says what happened; for a failure of infrastructure, payload may
-    be the pickled exception. `run_s`: seconds in the function. `pieces`: the number of pieces of its run, all
-    acknowledged by the client. `raised`: the exception in short with a line for each place in the user's code. `left`:
-    files lost with its folder.
+    function with its traceback. Otherwise `failure` says what happened; for a failure of infrastructure, payload may be
+    the pickled exception. `run_s`: seconds in the function. `pieces`: of its run, all acknowledged. `raised`: the
+    exception in short, with a line for each place in the user's code.
     """
 
     call: CallId
@@ -190,7 +178,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A running call's report: steps done of all steps (0 = unknown), and a metric. `state`: a checkpoint from which it
+    """A running call's report: steps `done` of `total` (0 = unknown), and a metric. `state`: a checkpoint from which it
     can resume elsewhere."""
 
     call: CallId
@@ -201,8 +189,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """The expected end of a call on the manager's clock (see `Forecasts.said_at`), and whether it meets the
-    deadline."""
+    """The expected end of a call on the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float
@@ -210,8 +197,7 @@ class CallForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GangPlace(msgspec.Struct, frozen=True):
-    """A member's place in its gang: its rank, the number of ranks, and the meeting address (`host:port`; empty: rank 0
-    will report it)."""
+    """A member's place in its gang. `rendezvous`: the meeting address (`host:port`; empty: rank 0 will report it)."""
 
     rank: int
     size: int
@@ -227,19 +213,14 @@ class ListedState(enum.Enum):
     RUNNING = "running"
     """A library has it: it runs, or will after earlier calls there."""
     WAITING = "waiting"
-    """In its context's queue."""
     FAILED = "failed"
     """Ended without a result, except by cancellation."""
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """One call. `call`: its id as people write it; `since_s`: seconds in its state.
-
-    `where`: `pilot/library` of a running call (of each member of a gang), with `ahead` calls before it there. `error`:
-    the first line of a failed call's error, if the manager knows it. `done` of `total` steps and `metric`: its last
-    report. `due_in_s`: until its deadline (negative: missed; None: no deadline); `ends_in_s`: until its expected end
-    (None: unknown).
-    """
+    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each member of a gang), with `ahead`
+    calls before it there. `error`: the first line of a failed call's error, if known. `due_in_s`: until its deadline
+    (negative: missed; None: no deadline); `ends_in_s`: until its expected end (None: unknown)."""
 
     call: str
     function: str
@@ -259,8 +240,7 @@ class ListedCall(msgspec.Struct, frozen=True):
 class FailureGroup(msgspec.Struct, frozen=True):
     """Calls of one function with the same failure. `error`: the exception's class, or how the call was ended; `place`:
     the innermost line of the user's code (`FILE:LINE in NAME`; empty: unknown). `example`: the last of these calls;
-    `message`: its error. `first_s`, `last_s`: seconds since the first and the last.
-    """
+    `message`: its error. `first_s`, `last_s`: seconds since then."""
 
     function: str
     error: str

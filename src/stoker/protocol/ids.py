@@ -40,10 +40,9 @@ def parse_call(text: str) -> CallId:
 
 
 def show_library(library: int) -> str:
-    """Return `lib-12`."""
     return f"lib-{library}"
 
 
 def show_block(block: str) -> str:
-    """Return `b3`. Parsl numbers the blocks of its providers without the letter."""
+    """Parsl numbers the blocks of its providers without the letter."""
     return f"b{block}" if block.isdecimal() else block

@@ -45,7 +45,7 @@ _STALLED = 1.5
 
 
 class _Burst:
-    """Arrivals close together: first time, last time, count."""
+    """Arrivals close together."""
 
     __slots__ = ("count", "first", "last")
 
@@ -69,7 +69,7 @@ class WorkPace:
         """The last answer of `left_s`: when, for how much work, and the seconds."""
 
     def wait(self, now: float) -> None:
-        """Note that the work has not begun (its model loads). No effect after the first arrival."""
+        """The work has not begun (its model loads). No effect after the first arrival."""
         if len(self._bursts) == 1:
             self._bursts[0] = _Burst(now, 0.0)
 
@@ -111,7 +111,7 @@ class WorkPace:
         return self._smoothed(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
     def _smoothed(self, rest: float, left_s: float, now: float) -> float:
-        """The answer, near the last one. More work than before is a new question."""
+        """Keep near the last answer. More work than before is a new question."""
         if self._answered is not None and rest <= self._answered[1]:
             at, _, before_s = self._answered
             passed_s = max(0.0, now - at)
@@ -151,7 +151,7 @@ class WorkPace:
             bursts.popleft()
 
     def _follow(self) -> None:
-        """Move the rate towards the measurement up to the last complete burst."""
+        """Move the rate towards the measurement."""
         if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
             return
         now = self._bursts[-1].last
@@ -163,7 +163,7 @@ class WorkPace:
 
 
 def left_in_words(seconds: float | None) -> str:
-    """Return the time left for a bar: `left 0:25`, `left 12:40`, `left 3 h 10 min`; empty if unknown."""
+    """Return `left 0:25`, `left 12:40`, `left 3 h 10 min`; empty if unknown."""
     if seconds is None:
         return ""
     whole = round(seconds)
@@ -174,14 +174,13 @@ def left_in_words(seconds: float | None) -> str:
 
 
 RECENT_S = 30.0
-"""A recent rate covers the last 30 s."""
 
 Counts = deque[list[int]]
 """Counts per second: [second, count], oldest first."""
 
 
 def count_recent(counts: Counts, count: int, *, now: float) -> None:
-    """Add to the counts and drop those outside the window. It runs for every frame of ends, so it is short."""
+    """Add to the counts, and drop those outside the window. Runs for every frame of ends."""
     second = int(now)
     if counts:
         last = counts[-1]
@@ -194,7 +193,6 @@ def count_recent(counts: Counts, count: int, *, now: float) -> None:
 
 
 def recent_total(counts: Counts, *, now: float) -> int:
-    """Return the total within the window."""
     return sum(count for second, count in counts if second > now - RECENT_S)
 
 
@@ -205,9 +203,8 @@ def recent_since_s(counts: Counts, *, now: float) -> float:
 
 
 def recent_per_second(counts: Counts, *, now: float) -> float:
-    """Return the rate from the first to the last burst within the window; 0.0 without one. Results come in bursts: a
-    rate up to now would double with each burst and halve until the next. Without a burst when one is due, the rate
-    falls."""
+    """Return the rate from the first to the last burst within the window; 0.0 without one. A rate up to now would
+    double with each burst and halve until the next; without a burst when one is due, it falls."""
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

@@ -59,8 +59,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `address`: a ZeroMQ endpoint; `server_key`: public, in Z85; `python`: the version
-    of the session's programs and pilots, as `3.12` (empty: an older manager)."""
+    """The content of `session.json`. `server_key`: public, in Z85; `python`: the version of the session's programs and
+    pilots, as `3.12` (empty: an older manager)."""
 
     session: str
     protocol: int
@@ -72,7 +72,6 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     @property
     def is_for_this_python(self) -> bool:
-        """True if functions of this process can run in the session, and vice versa."""
         return self.python in ("", PYTHON)
 
 
@@ -84,7 +83,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of the session in a manager's lease: the reason; empty while it is up."""
+    """The end of the session in a manager's lease."""
 
     over: str = ""
 
@@ -93,47 +92,22 @@ class SessionFolder:
     """The paths of a session, and its two small files. Raises SessionError if a file is missing or unreadable."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-
-    @property
-    def file(self) -> Path:
-        """`session.json`."""
-        return self.path / "session.json"
-
-    @property
-    def journal(self) -> Path:
-        """The manager's journal."""
-        return self.path / "journal"
-
-    @property
-    def launch(self) -> Path:
-        """The start options of the manager of a session that outlives programs."""
-        return self.path / "manager.json"
-
-    @property
-    def progress(self) -> Path:
-        """The file that a manager touches once, when its first call has ended (`manager.live.restarts`)."""
-        return self.path / "manager.progress"
-
-    @property
-    def clock(self) -> Path:
-        """The file from which a restarted manager continues the clock (`manager.live.clock`)."""
-        return self.path / "manager.clock"
-
-    @property
-    def manager_log(self) -> Path:
-        return self.path / "manager.log"
-
-    @property
-    def lease(self) -> Path:
-        """The file that names the process of the manager, and at the end the end of the session
-        (`manager.live.lease`)."""
-        return self.path / "manager.lease"
-
-    @property
-    def asked_to_end(self) -> Path:
-        """The file with which `stoker down` ends a session whose manager reads no messages because its disk is full."""
-        return self.path / "manager.end"
+        self.path = folder = Path(path).absolute()
+        self.file = folder / "session.json"
+        self.journal = folder / "journal"
+        self.launch = folder / "manager.json"
+        self.progress = folder / "manager.progress"
+        """A manager touches it once, when its first call has ended (`manager.live.keeper`)."""
+        self.clock = folder / "manager.clock"
+        """From it a restarted manager continues the clock (`manager.live.clock`)."""
+        self.manager_log = folder / "manager.log"
+        self.lease = folder / "manager.lease"
+        self.asked_to_end = folder / "manager.end"
+        self.objects = folder / "objects"
+        self.sources = folder / "sources"
+        self.sites = folder / "sites"
+        self.submit = folder / "submit"
+        self.block_keys = folder / "keys" / "blocks"
 
     def over(self) -> str:
         """Return why the session is over; empty if it is not, or that cannot be read."""
@@ -141,26 +115,6 @@ class SessionFolder:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
             return ""
-
-    @property
-    def objects(self) -> Path:
-        """The folder of objects from clients for pilots, and of large results from pilots."""
-        return self.path / "objects"
-
-    @property
-    def sources(self) -> Path:
-        """The folder of program sources for the advisor (`ProgramSource`)."""
-        return self.path / "sources"
-
-    @property
-    def sites(self) -> Path:
-        """The session's site files, `NAME.toml` each."""
-        return self.path / "sites"
-
-    @property
-    def submit(self) -> Path:
-        """The folder of submit scripts and the output of jobs."""
-        return self.path / "submit"
 
     @property
     def is_carried(self) -> bool:
@@ -171,15 +125,11 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """Return the key file of a role: `server`, `client`, or `pilot` if pilots without a block may join."""
+        """`role`: `server`, `client`, or `pilot` if pilots without a block may join."""
         return self.path / "keys" / f"{role}.json"
 
-    @property
-    def block_keys(self) -> Path:
-        return self.path / "keys" / "blocks"
-
     def block_key_file(self, block: str) -> Path:
-        """Return the key file of a block's pilots. Raises SessionError for an invalid block name."""
+        """Raises SessionError for an invalid block name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is no name of a block")
         return self.block_keys / f"{block}.json"
@@ -191,7 +141,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of a pilot: of its block (next to a carried folder), else of the session."""
+        """Return a pilot's key pair: of its block (next to a carried folder), else of the session."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -202,7 +152,6 @@ class SessionFolder:
         return self.read_key("pilot")
 
     def read(self) -> SessionFile:
-        """Return the session's address and identity."""
         return self._read(self.file, SessionFile)
 
     def read_key(self, role: str) -> KeyPair:
@@ -216,7 +165,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """What to do without a role's key pair, unless the error says it."""
+        """Return what to do without a role's key pair, unless the error says it."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -225,14 +174,12 @@ class SessionFolder:
         )
 
     def write(self, content: SessionFile) -> None:
-        """Write `session.json` atomically."""
         self._write(self.file, content)
 
     def write_key(self, role: str, pair: KeyPair) -> None:
         self._write(self.key_file(role), pair)
 
     def make(self) -> None:
-        """Make the folder and its subfolders, closed to other users."""
         for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots", self.sites, self.submit):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -251,8 +198,7 @@ class SessionFolder:
 
 
 def changed_at(path: Path) -> float:
-    """Return the time of the last change of a file or link, in seconds since the epoch; 0 if it is gone. Other programs
-    make and remove sessions at any moment."""
+    """Return the time of the last change in seconds since the epoch; 0 if the file is gone."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
@@ -265,13 +211,13 @@ def holds_session(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """True if a session that outlives programs was made in the folder and its manager does not listen yet."""
+    """True if a session that outlives programs was made here and its manager does not listen yet."""
     return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def named_folder(name: str) -> SessionFolder | None:
-    """Return the session in the folder of this name; None if there is no session. Raises SessionError for a folder that
-    is closed to this user."""
+    """Return the session in the folder of this name, or None. Raises SessionError for a folder that is closed to this
+    user."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -298,15 +244,14 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""The most characters of a source file that is stored."""
+"""In characters."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source around a function or a loader. `function`: its dotted name in the text; `file`: the origin of the text
-    (empty: a notebook, a prompt); `folder`: the program's folder, whose modules may be read; `arguments`: plain
-    arguments of a loader, by parameter."""
+    """The source around a function or a loader. `function`: its dotted name; `file`: the origin of the text (empty: a
+    notebook, a prompt); `folder`: the program's, whose modules may be read; `arguments`: plain ones of a loader."""
 
     text: str
     function: str
@@ -316,7 +261,6 @@ class ProgramSource(msgspec.Struct, frozen=True):
 
 
 def source_file(sources: Path, key: str) -> Path:
-    """Return the file with the source of a function or recipe of this key. `sources`: the session's folder for them."""
     return sources / f"{key}.json"
 
 
@@ -325,7 +269,7 @@ def text_file(sources: Path, digest: str) -> Path:
 
 
 def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
-    """Return a source and its text; None if it is missing or unreadable."""
+    """Return a source and its text; None if unreadable."""
     try:
         source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
         return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
@@ -343,8 +287,8 @@ SILENT_AFTER_S = 15.0
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
     """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read; if it
-    could not be, `trouble` says why). Times are seconds; `ttft_s` is the median of the last streams, None of none.
-    `met`: the share of the last streams that met their objectives, 0 to 1; None: no objective, or no stream yet."""
+    could not be, `trouble` says why). `ttft_s`: the median of the last streams. `met`: the share of them that met their
+    objectives; None: no objective, or no stream yet."""
 
     name: str
     key: str = ""
@@ -358,8 +302,7 @@ class ServedModelFigures(msgspec.Struct, frozen=True):
 
 
 class GatewayNote(msgspec.Struct, frozen=True):
-    """A gateway: its address (a URL or the path of a Unix socket), process, host and models. `at`: the time of writing,
-    in seconds since 1970."""
+    """`address`: a URL or the path of a Unix socket. `at`: the time of writing, in seconds since 1970."""
 
     address: str
     host: str
@@ -374,7 +317,7 @@ class GatewayNote(msgspec.Struct, frozen=True):
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write the note of the gateway `name` (a file name) into a session's folder. Raises OSError."""
+    """Raises OSError."""
     file = _note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:

@@ -33,14 +33,14 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 
 _SHOWN_JOBS = 6
-"""The most ranges of job ids that are listed."""
+"""Ranges of job ids."""
 SILENT_S = 600.0
 """After this long a job without a pilot will hardly bring one."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase for blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
+    """Return one text per phase: `3 queued (Priority; the first in about 11 min)`."""
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
@@ -69,7 +69,7 @@ def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
 
 
 def is_suspended(reason: str) -> bool:
-    """True if the batch system has stopped a running job, by the reason it gives."""
+    """True if the batch system has stopped a running job."""
     return reason.startswith("suspended")
 
 
@@ -78,7 +78,7 @@ def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
 
 
 def reasons(jobs: Sequence[BlockStatus]) -> str:
-    """Return the batch system's reasons for pending blocks: `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
+    """Return `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
     counted = Counter(job.reason for job in jobs if job.reason)
     if len(counted) == 1 and counted.total() == len(jobs):
         return next(iter(counted))
@@ -86,7 +86,7 @@ def reasons(jobs: Sequence[BlockStatus]) -> str:
 
 
 def soonest(jobs: Iterable[BlockStatus]) -> float:
-    """Return the seconds until the first of them is expected to start; 0 = unknown."""
+    """Return the seconds until the first expected start; 0 = unknown."""
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
@@ -98,12 +98,11 @@ def start_in_words(seconds: float, now: datetime.datetime) -> str:
 
 
 def ended_in_words(counts: Mapping[str, int]) -> list[str]:
-    """Return `9 preempted by Slurm`, most frequent first."""
     return [f"{count} {how}" for how, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
 def job_ids(jobs: Iterable[str]) -> str:
-    """Return `88123-88130, 88140`: job ids, consecutive ones as a range."""
+    """Return `88123-88130, 88140`."""
     ids = list(dict.fromkeys(jobs))
     if not all(id.isdecimal() for id in ids):
         return ", ".join(ids)
@@ -128,8 +127,8 @@ def _in_brackets(why: str, expected_in_s: float) -> str:
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """Return rows for each gateway: models that are loaded, used or failed, the number of other models, and its
-    address. `now`: seconds since 1970."""
+    """Return rows for each gateway: models that are loaded, used or failed, the number of the others, and its address.
+    `now`: seconds since 1970."""
     rows: list[str] = []
     for note in notes:
         if silent_s := note.silent_s(now):
@@ -215,8 +214,7 @@ def with_arguments(story: S) -> S:
 
 
 def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """Return the lines of `stoker explain`, with times of day. A date comes before the first line of each day except
-    `today`."""
+    """Return the lines of `stoker explain`. A date comes before the first line of each day except `today`."""
     story = with_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -242,8 +240,7 @@ _SHOWN_NOTICES = 5
 
 
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker status`. `policy`: its policies if not the default. `served`: models of its gateways
-    (`gateway_rows`)."""
+    """Return the lines of `stoker status`. `policy`: if not the default; `served`: `gateway_rows`."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
@@ -303,8 +300,7 @@ def forecast_in_words(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Why calls of a context wait. `apart`: several contexts wait, so the headline's forecast is not that of this
-    one."""
+    """`apart`: several contexts wait, so the headline's forecast is not that of this one."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -332,14 +328,13 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
 
 
 def _kinds(pilots: Sequence[PilotStatus]) -> str:
-    """` (11 a10, 6 titanx)`: devices of the pilots, unless they have only cores."""
+    """` (11 a10, 6 titanx)`, unless the pilots have only cores."""
     mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
     kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
-    """Objects that were transferred, and how much was read from each kind of source."""
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
     return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
@@ -359,7 +354,7 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
 
 
 def _notices(status: SessionFacts) -> list[str]:
-    """Notices about the session, latest first."""
+    """Latest first."""
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
     return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
@@ -432,7 +427,7 @@ def _losses(status: SessionFacts) -> str:
 
 
 def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
-    """Rows of a pilot: one row for a pilot with one device, else one for the pilot and one per device."""
+    """One row for a pilot with one device, else one for the pilot and one per device."""
     libraries = {library.library: library for library in status.libraries}
     standing = "" if over or pilot.state == "here" else pilot.state
     if standing and pilot.draining:
@@ -476,7 +471,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _rows(head: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Rows of the table; only the first one has the heading."""
+    """Only the first one has the heading."""
     return [(head if number == 0 else "", text) for number, text in enumerate(texts)]
 
 

@@ -10,10 +10,8 @@ from stoker.protocol.blocks import BlockStatus
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """One library in `stoker status`. `state`: a LibraryState's value; memory is measured, in bytes. For a loading
-    one: the seconds so far and its last output. `running` of its `slots` run a call. `batch`: the last load of its
-    engine's batch; None without an engine.
-    """
+    """`state`: a LibraryState's value; memory is measured. For a loading one: the seconds so far and its last output.
+    `batch`: the last load of its engine's batch."""
 
     library: int
     recipe: str
@@ -32,7 +30,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """One device: its memory and the promised part of it in bytes; its cores (0: unknown)."""
+    """`promised_bytes`: the promised part of its memory; `cores`: 0 = unknown."""
 
     device: str
     kind: str
@@ -44,8 +42,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """One pilot. `ends_in_s`: walltime left, 0 = no limit; `ended`: calls that ended there; `rate`: calls per second in
-    the last half minute."""
+    """`ends_in_s`: walltime left, 0 = no limit; `ended`: calls that ended there; `rate`: calls per second in the last
+    half minute."""
 
     pilot: str
     host: str
@@ -74,13 +72,9 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """One context: its libraries, the cost of loads, and its reuse. `last_failure`: the error of the last load, if it
-    failed. `ended`: calls that ended in any way; `served`: calls that its libraries completed, a gang's call once per
-    library.
-
-    `arguments`: of its loader, in short. `rate`: ended calls per second over the last half minute; `left_s`: seconds
-    until its open calls are done (as in Status).
-    """
+    """One context: its libraries, the cost of loads, and its reuse. `ended`: calls that ended in any way; `served`:
+    calls that its libraries completed, a gang's call once per library. `arguments`: of its loader, in short. `rate`,
+    `left_s`: as in Status."""
 
     key: str
     name: str
@@ -104,7 +98,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The name for users: `llm-7f3a('models/small')`, or `no context` for calls without one."""
+        """`llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.key != BARE.key else "no context"
 
 
@@ -122,15 +116,12 @@ JOURNAL = "journal"
 class SessionFacts(msgspec.Struct, frozen=True):
     """The whole session at one moment. Rates in calls per second over the last half minute.
 
-    An ended call counts once: in `done` (with a result), `failed` or `cancelled`. `left_s`: seconds until all open
-    calls are done (0 = none is open, or unknown), counted from when the first pilot is here; `pilot_in_s`: seconds
-    until the batch system expects to start one (0 = one is here, or unknown).
-
-    `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots`: pilots that have left;
-    `lost_pilots` are among them, by reason in `losses`. `jobs`: requested blocks that are not over; `ended_blocks`
-    counts the others by how they ended. `trouble`: faults of batch systems, of connections between pilots (`peers`),
-    or of the journal (`journal`), which delays calls and results. `maps`: every open map. `notices`: events of the
-    session itself.
+    An ended call counts once: in `done`, `failed` or `cancelled`. `left_s`: seconds until all open calls are done (0 =
+    none, or unknown), counted from when the first pilot is here; `pilot_in_s`: until the batch system expects to start
+    one. `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots` include
+    `lost_pilots`, by reason in `losses`. `jobs`: blocks that are not over; `ended_blocks` counts the others by how they
+    ended. `trouble`: faults of batch systems, of connections between pilots (`peers`), or of the journal (`journal`),
+    which delays calls and results.
     """
 
     session: str
@@ -162,10 +153,8 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all of
-    them (-1 = unknown), how many have a result, and how many an earlier run's result. `rate`: items per second;
-    `left_s`: seconds until it is done, 0 = unknown.
-    """
+    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all (-1 =
+    unknown), those with a result, and with an earlier run's. `rate`: items per second; `left_s`: 0 = unknown."""
 
     function: str
     client: int
@@ -178,11 +167,11 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is in its state. `found` is False for an unknown subject.
+    """Why a call, pilot, library or context is in its state.
 
-    For a call: `payload`: its pickled arguments, if small; `arguments`: the same as text. `waits_for`: why it has not
-    started; `runs_in`: its libraries. `runs_from`: the byte of that library's log where its output begins; -1: the
-    library runs several calls at once and writes their output when they end.
+    For a call: `payload`: its pickled arguments, if small; `arguments`: the same as text. `runs_in`: its libraries.
+    `runs_from`: the byte of that library's log where its output begins; -1: the library runs several calls at once and
+    writes their output when they end.
     """
 
     subject: str

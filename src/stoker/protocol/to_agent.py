@@ -22,9 +22,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: time before the load that the pilot
-    cannot measure. `slots`: concurrent calls; 0: as the recipe says.
-    """
+    """Seconds and bytes (0 = not measured). `start_s`: time before the load that the pilot cannot measure. `slots`:
+    concurrent calls; 0: as the recipe says."""
 
     load_s: float
     resident_bytes: int
@@ -41,14 +40,12 @@ class LoadFailed(_Message, frozen=True, tag="load-failed"):
 
 
 class RunsEnded(_Message, frozen=True, tag="ended"):
-    """Calls have ended."""
-
     ends: list[CallEnd]
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Calls were not started. `need_function`: the library no longer has the function. `order`: the number of the order
-    that this answers; 0 = none."""
+    """Calls were not started. `need_function`: the library no longer has the function. `order`: the order that this
+    answers; 0 = none."""
 
     calls: tuple[CallId, ...]
     need_function: bool = False
@@ -56,14 +53,12 @@ class GivenBack(_Message, frozen=True, tag="given-back"):
 
 
 class Reports(_Message, frozen=True, tag="reports"):
-    """Progress of running calls."""
-
     reports: list[CallProgress]
 
 
 class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces yielded by a running call: pickled, numbered from 0 within one `run` of the call. `first`: the number of
-    the first one. `waits`: the call waits until all are acknowledged; then there may be no pieces."""
+    """Pieces of a running call: pickled, numbered from 0 within one `run`. `waits`: the call waits until all are
+    acknowledged; then there may be no pieces."""
 
     call: CallId
     run: int
@@ -86,14 +81,12 @@ class Listens(_Message, frozen=True, tag="listens"):
 
 
 class Resized(_Message, frozen=True, tag="resized"):
-    """The reservation has changed."""
-
     device_memory_bytes: int
 
 
 class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """A fast-loading form of the context is in this folder, for other pilots too. `form` names it, the same everywhere;
-    making it took `made_s` seconds."""
+    """A fast-loading form of the context is in this folder. `form` names it, the same everywhere; it took `made_s` to
+    make."""
 
     form: str
     folder: str

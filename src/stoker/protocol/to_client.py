@@ -16,8 +16,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the client. `number` is the high part of its calls' ids. `again`: the manager lost some of
-    the client's messages. The client repeats what it still waits for, then sends `Resubmitted`."""
+    """`number`: the high part of its calls' ids. `again`: the manager lost some of the client's messages. The client
+    repeats what it still waits for, then sends `Resubmitted`."""
 
     session: str
     number: int
@@ -25,34 +25,32 @@ class ClientWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):
-    """The manager refuses the client: wrong session or protocol."""
+    """Wrong session or protocol."""
 
     reason: str
 
 
 class Results(_Message, frozen=True, tag="results", gc=False):
-    """Ends of calls. `first`: the number of the first one among all that this client was sent, from 0."""
+    """`first`: the number of the first one among all that this client was sent, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(_Message, frozen=True, tag="rejected"):
-    """A client's message was rejected and changed nothing. `calls`: the calls in it."""
+    """A client's message changed nothing. `calls`: the calls in it."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
 
 
 class ProgressReports(_Message, frozen=True, tag="progress"):
-    """Reports of the client's running calls."""
-
     reports: list[CallProgress]
 
 
 class Pieces(_Message, frozen=True, tag="pieces", gc=False):
-    """Pieces yielded by a running call: pickled, numbered from 0 within one `run` of the call. `first`: the number of
-    the first one. `waits`: the call waits until all are acknowledged (`to_manager.PiecesTaken`)."""
+    """Pieces of a running call: pickled, numbered from 0 within one `run`. `waits`: the call waits until all are
+    acknowledged (`to_manager.PiecesTaken`)."""
 
     call: CallId
     run: int
@@ -76,20 +74,18 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """To a new factory: every block that is not over. The factory manages their jobs from now on, submits the blocks
-    that are not submitted yet, and cancels other jobs of the session."""
+    """To a new factory: every block that is not over. It manages their jobs, submits the others, and cancels other jobs
+    of the session."""
 
     blocks: tuple[KnownBlock, ...]
 
 
 class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
-    """To the factory: submit these blocks."""
-
     orders: tuple[BlockOrder, ...]
 
 
 class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
-    """To the factory: cancel the jobs of these blocks. A BlockUpdate answers when they are over."""
+    """A BlockUpdate answers when they are over."""
 
     blocks: tuple[BlockId, ...]
     reason: str
@@ -103,15 +99,13 @@ class Status(SessionFacts, frozen=True, tag="status"):
 
 
 class Story(StoryFacts, frozen=True, tag="story"):
-    """Why a call, pilot, library or context is in its state."""
-
     def __str__(self) -> str:
         return "\n".join(show_status.story_lines(self))
 
 
 class Calls(_Message, frozen=True, tag="calls"):
-    """Some calls of the session: the longest running, the next to run, the last failed. The numbers count all calls of
-    each state. `groups`: all failed calls by function, exception and line."""
+    """The longest running, the next to run, the last failed calls; the numbers count all of each state. `groups`: all
+    failed calls by function, exception and line."""
 
     session: str
     running: int

@@ -15,8 +15,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Load the context. `objects`: the local path of each object by cache name. `device_memory_bytes`: the limit per
-    device; 0: the recipe states none."""
+    """`objects`: the local path of each object. `device_memory_bytes`: the limit per device; 0: the recipe states
+    none."""
 
     recipe: Recipe
     devices: tuple[str, ...]
@@ -25,7 +25,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run these calls in order. `waited_s`: their tokens are due this much earlier than from their start here."""
+    """Run these calls in order. `waited_s`: their tokens are due this much earlier."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -37,8 +37,8 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Give back up to `count` calls that have not started, newest first (or just these). `order`: the number that the
-    answer repeats."""
+    """Give back up to `count` calls that have not started, newest first (or just these). `order`: the answer repeats
+    it."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
@@ -46,14 +46,14 @@ class GiveBack(_Message, frozen=True, tag="give-back"):
 
 
 class Evict(_Message, frozen=True, tag="evict"):
-    """Stop the running call: its requests leave the engine, and it ends at its wait for a model or its next
-    `stoker.progress(...)`, with its last checkpoint. RunEvicted or the call's end answers."""
+    """Stop the running call with its last checkpoint, at its wait for a model or its next `stoker.progress(...)`.
+    RunEvicted or the call's end answers."""
 
     call: CallId
 
 
 class Meet(_Message, frozen=True, tag="meet"):
-    """The `host:port` at which rank 0 of a call's gang waits for the others."""
+    """The `host:port` at which rank 0 of a call's gang waits."""
 
     call: CallId
     address: str

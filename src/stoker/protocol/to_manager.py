@@ -22,11 +22,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
-    """A client joins or reconnects. `received`: the number of results it has received in total.
-
-    An `observer` submits no calls; the `factory` carries out orders for blocks. The client has dropped its frames up
-    to `acknowledged`, because the manager acknowledged them. `number`: from an earlier welcome, or -1.
-    """
+    """A client joins or reconnects. `received`: the results that it has. An `observer` submits no calls; the `factory`
+    carries out orders for blocks. It has dropped its frames up to `acknowledged`. `number`: from an earlier welcome, or
+    -1."""
 
     protocol: int
     session: str
@@ -38,7 +36,7 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
 
 
 class Resubmitted(_Message, frozen=True, tag="resubmitted"):
-    """The client has submitted all its open calls again, as `ClientWelcome.again` asked, and waits for no others."""
+    """The client has submitted all its open calls again (`ClientWelcome.again`), and waits for no others."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
@@ -48,15 +46,14 @@ class DefineRecipe(_Message, frozen=True, tag="recipe"):
 
 
 class DefineManifest(_Message, frozen=True, tag="manifest"):
-    """The digests of an object's parts, by which pilots check their copies (see `stoker.contexts.manifest`)."""
+    """The digests of an object's parts (`stoker.contexts.manifest`)."""
 
     object: str
     manifest: bytes
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
-    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people; `place`: see
-    `to_pilot.FunctionBlob`."""
+    """A function that calls may name from now on. `blob`: its cloudpickle; `place`: see `to_pilot.FunctionBlob`."""
 
     key: FunctionKey
     name: str
@@ -65,10 +62,10 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function on one context with the same options, in running order.
+    """Calls of one function on one context, in running order.
 
-    `due_in_s`: seconds left until the calls' deadline, negative if it has passed; None = no deadline, or one in
-    `options`. Client and manager have different clocks, so no absolute time is sent.
+    `due_in_s`: seconds until their deadline, negative if it has passed; None = no deadline, or one in `options`. Client
+    and manager have different clocks.
     """
 
     function: FunctionKey
@@ -79,10 +76,10 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class MapReport(_Message, frozen=True, tag="map"):
-    """The progress of a client's `stoker.map`. `map`: its number among the client's maps; `name`: its function's.
+    """The progress of a `stoker.map`. `map`: its number among the client's; `name`: its function's.
 
-    `total` and `done` count items (-1 = unknown), `kept` the part of `done` with an earlier run's results.
-    `unsent`: calls on `context` that are still to be submitted (-1 = unknown). `over`: it has ended.
+    `total` and `done` count items (-1 = unknown), `kept` those with an earlier run's result. `unsent`: calls on
+    `context` that are still to be submitted (-1 = unknown).
     """
 
     map: int
@@ -103,20 +100,16 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class Received(_Message, frozen=True, tag="received"):
-    """The client holds its first `total` results: the manager may forget them.
-
-    The manager may also forget the `unused` functions once no open call needs them. The client defines one again before
-    it uses it again.
-    """
+    """The client holds its first `total` results. The manager may forget them, and the `unused` functions once no open
+    call needs them: the client defines one again before it uses it."""
 
     total: int
     unused: tuple[FunctionKey, ...] = ()
 
 
 class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
-    """The client has the first `upto` pieces of this run of a call. `again`: it asks for later ones again, because
-    some may be lost. Never numbered, and not in the journal.
-    """
+    """The client has the first `upto` pieces of this run of a call. `again`: it asks for later ones again. Never
+    numbered, and not in the journal."""
 
     call: CallId
     run: int
@@ -129,24 +122,21 @@ class AskStatus(_Message, frozen=True, tag="ask-status"):
 
 
 class AskStory(_Message, frozen=True, tag="ask-story"):
-    """`subject` is a call, pilot, library or context as people write it. Answered with `to_client.Story`."""
+    """`subject`: a call, pilot, library or context as people write it. Answered with `to_client.Story`."""
 
     subject: str
 
 
 class AskCalls(_Message, frozen=True, tag="ask-calls"):
-    """Asks for a list of calls: up to `limit` of each state, or of `state` alone. Answered with `to_client.Calls`."""
+    """Up to `limit` calls of each state, or of `state` alone. Answered with `to_client.Calls`."""
 
     limit: int
     state: ListedState | None = None
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
-    """The state of each block of the client's provider, for `status`; sent when it has changed.
-
-    `ended`: blocks whose batch job is over. A lost pilot of these blocks will not return. `most_pilots`:
-    the most pilots at once, 0 = any number.
-    """
+    """The state of each block of the client's provider, for `status`; sent when it has changed. `ended`: blocks whose
+    job is over: no lost pilot of theirs returns. `most_pilots`: at once, 0 = any number."""
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
@@ -154,7 +144,7 @@ class WantPilots(_Message, frozen=True, tag="want-pilots"):
 
 
 class ReleaseBlock(_Message, frozen=True, tag="release-block"):
-    """Drain the pilots of this block and let them end."""
+    """Drain the pilots of this block."""
 
     block: str
 
@@ -169,8 +159,8 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(_Message, frozen=True, tag="block-news"):
-    """The state of a block at its batch system, sent when it has changed. `job` is the batch system's id;
-    `expected_in_s` the time until the expected start, 0 = unknown. `loss`: why a running job has ended."""
+    """The state of a block at its batch system, sent when it has changed. `job`: the batch system's id.
+    `expected_in_s`: until its start, 0 = unknown. `loss`: why a running job has ended."""
 
     block: BlockId
     phase: BlockPhase
@@ -179,17 +169,16 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """The block's source, for a manager that may have lost the block with its journal."""
+    """For a manager that may have lost the block with its journal."""
     cause: str = ""
-    """Why the batch system holds the job, or held it last (`memory`); empty if it never did."""
+    """Why the batch system holds the job, or held it last (`memory`)."""
     advice: str = ""
-    """The user's remedy for the hold."""
+    """The remedy for the hold."""
     holds: int = 0
-    """How often the batch system has held the job."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer or refuses; `text` is its message. An empty one: it works again."""
+    """A batch system does not answer or refuses. An empty `text`: it works again."""
 
     source: str
     text: str
@@ -199,11 +188,11 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and its cores.
+    """One device: its kind (`cpu`, `NVIDIA A10`), memory and cores.
 
-    `processes`: how many processes may use it at once (0 = any number). `process_bytes`: memory that the device takes
-    for each process in addition to what the process allocates. `fault`: why nothing may be loaded on it; empty: it
-    works. `spare`: cores left by the pilot's GPUs, only for contexts whose `kinds` name them.
+    `processes`: how many may use it at once (0 = any number). `process_bytes`: memory that it takes for each, in
+    addition to what the process allocates. `fault`: why nothing may be loaded on it. `spare`: cores left by the pilot's
+    GPUs, only for contexts whose `kinds` name them.
     """
 
     device: DeviceId
@@ -222,10 +211,8 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello after a reconnect, with its calls in order. Memory in bytes: `reserved_bytes` per
-    device; `memory_bytes` and `device_bytes` are measured on host and device. `slots`: concurrent calls; 0: as the
-    recipe says, or unknown.
-    """
+    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device; `memory_bytes`,
+    `device_bytes`: measured on host and device. `slots`: concurrent calls; 0: as the recipe says, or unknown."""
 
     library: LibraryId
     recipe: RecipeKey
@@ -241,12 +228,11 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     """A pilot joins, or reconnects with its state. `ends_in_s`: its remaining walltime (0 = no limit).
 
-    `peer`: the `host:port` at which it serves objects to other pilots; empty: it serves none. Pilots with the same
-    `cache` share it. The pilot has dropped its frames up to `acknowledged`, because the manager acknowledged them. A
-    manager that has lost a part of its journal needs `recipes` of the libraries, `last_library`, the highest library
-    number the pilot has ever received, and `faults` of devices. `troubles`: faults of the job's devices in words (a
-    lost GPU). `lacks`: what the site requires and the node lacks, so that nothing may be loaded; empty: nothing.
-    `number`: the count of the pilot's hellos; the welcome names the one that it answers.
+    `peer`: the `host:port` at which it serves objects (empty: none). Pilots with the same `cache` share it. It has
+    dropped its frames up to `acknowledged`. A manager that has lost a part of its journal needs the `recipes` of the
+    libraries, `last_library`, the highest library number received, and `faults` of devices. `troubles`: faults of the
+    job's devices (a lost GPU). `lacks`: what the site requires and the node lacks, so that nothing may be loaded.
+    `number`: the count of its hellos.
     """
 
     protocol: int
@@ -271,20 +257,15 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
 
 
 class LibraryPhase(enum.Enum):
-    """The phase of a library that is not ready."""
-
     FETCHING = "fetching"
-    """The pilot fetches its objects."""
     WAITING = "waiting for room"
-    """Its objects are there; another library still holds the memory or the place it needs."""
+    """Its objects are there; another library holds the memory or the place."""
     STARTING = "starting"
-    """Its process starts."""
     LOADING = "loading"
-    """Its loader runs."""
 
 
 class LibraryUpdate(_Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered a phase, or has printed another last `line` in it."""
+    """A library that is not ready has entered a phase, or printed another last `line` in it."""
 
     library: LibraryId
     phase: LibraryPhase
@@ -292,8 +273,8 @@ class LibraryUpdate(_Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):
-    """A library holds its context and serves calls. Times in seconds, memory in bytes (device and host). `slots`: calls
-    that it runs at once; 0: as its recipe says."""
+    """A library serves calls. `resident_bytes`, `peak_bytes`: on the host. `slots`: calls at once; 0: as its recipe
+    says."""
 
     library: LibraryId
     start_s: float
@@ -308,9 +289,9 @@ class LibraryReady(_Message, frozen=True, tag="library-ready"):
 class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has ended: retired, stopped, failed to load, or died.
 
-    `running`: the calls that it was computing; `unstarted`: other calls that it held. `failure`: None if it ended by
-    order. `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the
-    pilot's cache to make room for its objects; 0 = they fit.
+    `running`: the calls that it was computing; `unstarted`: its other calls. `failure`: None if it ended by order.
+    `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the pilot's
+    cache for its objects.
     """
 
     library: LibraryId
@@ -322,18 +303,14 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
 
 
 class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
-    """Calls of one library have ended."""
-
     library: LibraryId
     ends: list[CallEnd]
 
 
 class CallsReturned(_Message, frozen=True, tag="returned"):
-    """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason.
-
-    `need_function`: the pilot no longer has the function, and asks for the call with it. `required_bytes`: the memory
-    per device that the library would need to take the call too; 0 = refused for another reason.
-    """
+    """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason. `need_function`: the
+    pilot no longer has the function. `required_bytes`: the memory per device that the library would need to take the
+    call too; 0 = refused for another reason."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -343,16 +320,13 @@ class CallsReturned(_Message, frozen=True, tag="returned"):
 
 
 class CallsProgress(_Message, frozen=True, tag="progress"):
-    """Reports of running calls, batched."""
-
     library: LibraryId
     reports: list[CallProgress]
 
 
 class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces that a running call has yielded (see `to_agent.Yielded`). Never numbered, and not in the journal. The
-    pilot keeps them until they are acknowledged, and sends them again after each welcome.
-    """
+    """Pieces that a running call has yielded (`to_agent.Yielded`). Never numbered, and not in the journal. The pilot
+    keeps them until they are acknowledged, and sends them again after each welcome."""
 
     library: LibraryId
     call: CallId
@@ -363,7 +337,7 @@ class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(_Message, frozen=True, tag="evicted"):
-    """A running call was stopped on request; `progress.state` lets it resume elsewhere."""
+    """A running call was stopped by order; `progress.state` lets it resume elsewhere."""
 
     library: LibraryId
     progress: CallProgress
@@ -378,8 +352,8 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """A library's reservation on each of its devices is now this many bytes. `measured`: the pilot has measured this
-    use, and it answers no order. `ordered_bytes`: the size in the order that this answers; -1: unknown."""
+    """A library's reservation on each of its devices. `measured`: the pilot has measured this use, and it answers no
+    order. `ordered_bytes`: the size in the order that this answers; -1: unknown."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -388,8 +362,8 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(_Message, frozen=True, tag="batch"):
-    """The load of the engine's batch, and the times of its steps since the last such message. Sent while calls run, at
-    most every 10 s."""
+    """The load of the engine's batch, and the times of its steps since the last such message. Sent at most every 10
+    s."""
 
     library: LibraryId
     load: EngineLoad
@@ -397,7 +371,7 @@ class LibraryBatch(_Message, frozen=True, tag="batch"):
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
-    """Measured use of a library: host and device memory in bytes, and its processor time so far in seconds."""
+    """Measured use of a library; `cpu_s`: its processor time so far."""
 
     library: LibraryId
     memory_bytes: int
@@ -406,21 +380,19 @@ class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """A pilot is alive: measured memory of its libraries, and bytes of its object cache."""
-
     libraries: tuple[LibraryUse, ...] = ()
     cache_bytes: int = 0
     refused_frames: int = 0
 
 
 class WantObjects(_Message, frozen=True, tag="want-objects"):
-    """Objects that a pilot needs and lacks. Answered with `to_pilot.FetchObject`, now or when a source is free."""
+    """Objects that a pilot lacks. Answered with `to_pilot.FetchObject`, now or when a source is free."""
 
     objects: tuple[ObjectRef, ...]
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object that is now in a pilot's cache, and where its bytes came from."""
+    """An object in a pilot's cache, and where its bytes came from."""
 
     name: str
     size_bytes: int
@@ -430,8 +402,6 @@ class ObjectArrival(msgspec.Struct, frozen=True):
 
 
 class ObjectsHere(_Message, frozen=True, tag="objects-here"):
-    """Objects have come into a pilot's cache: it can serve them."""
-
     arrivals: tuple[ObjectArrival, ...]
 
 
@@ -442,9 +412,8 @@ class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
 
 
 class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
-    """Sources of an object that failed. `peers` could not be reached, hung, or served wrong bytes. `origin`: the pilot
-    could not read the object's origin, for `reason`.
-    """
+    """`peers` could not be reached, hung, or served wrong bytes. `origin`: the pilot could not read the object's
+    origin."""
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -453,23 +422,22 @@ class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
 
 
 class DeviceFault(_Message, frozen=True, tag="device-fault"):
-    """A device failed its probe: load nothing more on it. An empty `reason`: it works again."""
+    """A device failed its probe. An empty `reason`: it works again."""
 
     device: DeviceId
     reason: str
 
 
 class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
-    """The batch system has told the pilot another walltime than its hello said. It sends no second hello, which would
-    revoke the manager's orders since the first."""
+    """The batch system has told the pilot another walltime. A second hello would revoke the manager's orders since the
+    first."""
 
     ends_in_s: float
 
 
 class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
-    """A library has written its loaded context as an object, from which others load faster. `form`: the variant (dtype
-    and layout); `made_s`: seconds that it took to make.
-    """
+    """A library has written its loaded context as an object, from which others load faster. `form`: dtype and
+    layout."""
 
     recipe: RecipeKey
     form: str
@@ -479,9 +447,8 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot ends in good order, and has given back its calls. `loss`: why it must end, unless the manager or its
-    walltime ends it or it is idle.
-    """
+    """A pilot ends in good order, and has given back its calls. `loss`: why, unless the manager, its walltime or
+    idleness ends it."""
 
     reason: str
     loss: LossReason | None = None

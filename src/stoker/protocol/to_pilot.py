@@ -17,8 +17,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
     """The manager knows the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls. `again`: the
     manager has lost some of the pilot's messages; the pilot repeats what its hello does not state. `hello`: the number
-    of the hello that it answers (0: unknown).
-    """
+    of the hello (0: unknown)."""
 
     session: str
     heartbeat_s: float
@@ -28,15 +27,14 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """The pilot should send a hello with all that it holds: the manager had given it up, or its last hello is older
-    than frames that the manager has handled. Frames up to `acknowledged` are handled.
-    """
+    """The manager had given the pilot up, or its last hello is older than frames that the manager has handled, up to
+    `acknowledged`."""
 
     acknowledged: int = 0
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):
-    """The manager refuses the pilot: wrong session or protocol, or the session is over. The pilot should exit."""
+    """Wrong session or protocol, or the session is over. The pilot should exit."""
 
     reason: str
 
@@ -44,10 +42,10 @@ class PilotRefused(_Message, frozen=True, tag="refused"):
 class StartLibrary(_Message, frozen=True, tag="start-library"):
     """Start a library of this recipe on these devices.
 
-    `memory_bytes`: the enforced limit on its host memory; `device_memory_bytes`: the reservation per device (0 = no
-    limit). `snapshots`: available snapshots of its loaded context, by form; they are worth `snapshot_wait_s` of
-    waiting. `planned`: objects of the recipe that the manager believes to be missing; `FetchObject` with their sources
-    follows unasked. `steps`: step times of its engine on such devices, if known.
+    `memory_bytes`: the limit on its host memory; `device_memory_bytes`: the reservation per device (0 = no limit).
+    `snapshots`: of its loaded context, by form; they are worth `snapshot_wait_s` of waiting. `planned`: objects that
+    the manager believes to be missing; `FetchObject` follows unasked. `steps`: step times of its engine on such
+    devices, if known.
     """
 
     library: LibraryId
@@ -62,7 +60,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
-    """End a library. With `drain` it first finishes what it runs, and gives back what it has not started."""
+    """With `drain` it first finishes what it runs, and gives back the rest."""
 
     library: LibraryId
     reason: str
@@ -70,8 +68,7 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that the library has not been sent before. `place`: the file of its program, or its module if that is
-    installed; functions of two programs may have one name."""
+    """A function that is new to the library. `place`: the file of its program, or its module if that is installed."""
 
     key: FunctionKey
     name: str
@@ -80,16 +77,16 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def measured_as(self) -> str:
-        """The name under which times of its calls are stored: `/home/ana/claims.py:verify`."""
+        """The name under which its times are stored: `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
-    """Calls for one library, in order, all of one function with the same options.
+    """Calls for one library, in order, of one function with the same options.
 
-    `function_blob` comes with the first calls of a function. An `offer` may be refused. With `reserve_bytes` the
-    library is resized for it as by ResizeLibrary, and keeps its size if the offer is refused. `waited_s`: how long an
-    offered call has waited beyond the load of its library: its tokens are due earlier by this.
+    `function_blob`: with the first calls of a function. An `offer` may be refused. With `reserve_bytes` the library is
+    resized for it, and keeps its size if the offer is refused. `waited_s`: how long an offered call has waited beyond
+    the load of its library: its tokens are due earlier by this.
     """
 
     library: LibraryId
@@ -104,16 +101,15 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):
-    """Give back up to `count` calls that the library has not started, newest first. CallsReturned answers."""
+    """Give back up to `count` calls that have not started, newest first. CallsReturned answers."""
 
     library: LibraryId
     count: int
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop these calls if they have not started; if `running`, stop them. A running call is told to stop, and has at
-    least `grace_s` for it. If it does not react, its library ends when its other calls have ended.
-    """
+    """Drop these calls if they have not started; if `running`, stop them. A running call has at least `grace_s` to
+    react; then its library ends when its other calls have ended."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -122,7 +118,7 @@ class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
 
 
 class MeetGang(_Message, frozen=True, tag="meet-gang"):
-    """The address at which rank 0 waits for the other members of a call's gang; this library is one."""
+    """The address at which rank 0 of a call's gang waits; this library is a member."""
 
     library: LibraryId
     call: CallId
@@ -137,9 +133,7 @@ class EvictCall(_Message, frozen=True, tag="evict-call"):
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of this run of a call. `again`: the pilot sends its other pieces
-    again.
-    """
+    """The client has the first `upto` pieces of this run of a call. `again`: send the others again."""
 
     library: LibraryId
     call: CallId
@@ -149,26 +143,23 @@ class AckPieces(_Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(_Message, frozen=True, tag="resize"):
-    """Change a library's reservation on each of its devices. LibraryResized answers."""
+    """Change the reservation on each device. LibraryResized answers."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
 class ServingPeer(msgspec.Struct, frozen=True):
-    """A pilot that has an object or fetches it, and the `host:port` at which it serves it."""
+    """A pilot that serves an object at this `host:port`."""
 
     pilot: PilotId
     address: str
 
 
 class FetchObject(_Message, frozen=True, tag="fetch"):
-    """The sources of an object from now on; replaces earlier ones.
-
-    `origin`: the pilot may read the object's origin, as the only one. Without peers and origin the object is
-    unavailable. `manifest`: the digests of its parts, if the manager has them, sent once (peers have them too; the
-    object's name proves them). `keep`: fetch it although nothing here needs it, because only a leaving pilot has it.
-    """
+    """The sources of an object from now on. `origin`: this pilot alone may read the object's origin. Without peers and
+    origin the object is unavailable. `manifest`: the digests of its parts, sent once. `keep`: fetch it although nothing
+    here needs it, because only a leaving pilot has it."""
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -178,15 +169,14 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """Frames up to this number are in the manager's journal and need not be kept."""
+    """Frames up to this number are in the manager's journal."""
 
     sequence: int
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """End everything and exit. With `drain`, running calls finish first and others are given back. The pilot then
-    stays for at most `hand_on_s`, while others fetch what only it has; a repeated Exit without it ends this stay.
-    """
+    """With `drain`, running calls finish first and others are given back. The pilot then stays for at most `hand_on_s`,
+    while others fetch what only it has; a repeated Exit without it ends this stay."""
 
     reason: str
     drain: bool = False

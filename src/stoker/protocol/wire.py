@@ -34,7 +34,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages that travel together. `sequence`: 0, or the frame's number among its sender's (see `Outbox`)."""
+    """`sequence`: 0, or the frame's number among its sender's."""
 
     sequence: int
     messages: list[M]
@@ -48,13 +48,11 @@ class AnyHello(msgspec.Struct, frozen=True):
 
 
 class Decoder(Generic[M]):
-    """Decodes the frames of one kind of peer."""
-
     def __init__(self, union: Any) -> None:
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """Decode a frame (bytes or memoryview). Raises ProtocolError with the name of the wrong field."""
+        """Decode bytes or a memoryview. Raises ProtocolError with the name of the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -65,7 +63,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(messages: list[Any], *, sequence: int = 0) -> bytes:
-    """Encode these messages as a frame."""
     return _encode((sequence, messages))
 
 
@@ -74,7 +71,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """Return the hello of another protocol version in a frame; None if the frame has none."""
+    """Return the hello of another protocol version in a frame, or None."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -84,7 +81,7 @@ def hello_of_another(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Return why the sender of this hello cannot join the session; empty if it can."""
+    """Return why the sender of a hello cannot join the session; empty if it can."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -101,22 +98,18 @@ def from_pilot() -> Decoder[to_manager.FromPilot]:
 
 
 def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    """Return a decoder for messages of the manager to pilots."""
     return Decoder(to_pilot.ToPilot)
 
 
 def to_client_decoder() -> Decoder[to_client.ToClient]:
-    """Return a decoder for messages of the manager to clients."""
     return Decoder(to_client.ToClient)
 
 
 def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    """Return a decoder for messages of an agent to a library."""
     return Decoder(to_library.ToLibrary)
 
 
 def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    """Return a decoder for messages of a library to its agent."""
     return Decoder(to_agent.ToAgent)
 
 
@@ -133,16 +126,13 @@ class Outbox:
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
-        """Return the number of the next frame."""
         self.sequence += 1
         return self.sequence
 
     def keep(self, sequence: int, frame: bytes) -> None:
-        """Keep a sent frame until it is acknowledged."""
         self._unacked.append((sequence, frame))
 
     def acked(self, sequence: int) -> None:
-        """Forget frames up to this number."""
         if sequence > self.sequence:  # an acknowledgement of frames that were never sent
             return
         self.acknowledged = max(self.acknowledged, sequence)
@@ -171,7 +161,7 @@ class Inbox:
         """True if handled frames are lost (see `RecordsLost`): until the next hello any later frame is accepted."""
 
     def accept(self, sequence: int) -> bool:
-        """Return whether to handle a frame with this number. Frames without a number (0) are always handled."""
+        """True if a frame with this number is to be handled. Frames without a number (0) always are."""
         if sequence == 0:
             return True
         if sequence != self.last + 1 and not (self.has_hole and sequence > self.last):
