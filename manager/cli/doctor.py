@@ -24,7 +24,7 @@ from stoker.manager.cli.console import Seconds
 from stoker.manager.cli.doctor_machine import Finding, Level, ok, render, warn
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.site import Site
@@ -210,7 +210,7 @@ def doctor(
         raise click.UsageError("--wait is for --probe and --tests: stoker doctor site.toml --probe --wait 600")
     if chosen and not tests:
         raise click.UsageError("-k is for --tests: stoker doctor site.toml --tests -k peer")
-    wanted = detached.collect(sites) if sites else ()
+    wanted = new_sessions.collect(sites) if sites else ()
     if tests:
         _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return

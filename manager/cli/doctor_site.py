@@ -23,7 +23,7 @@ from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
 from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Slurm, inspect_host
-from stoker.manager.executor import detached, engines
+from stoker.manager.executor import detached, engines, new_sessions
 from stoker.manager.factory import pacing, parsl_parts
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
@@ -80,8 +80,8 @@ def _script(site: Site) -> tuple[SessionFolder, str]:
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
 
-    folder = SessionFolder(detached.default_place(_EXAMPLE))
-    return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
+    folder = SessionFolder(new_sessions.default_place(_EXAMPLE))
+    return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=new_sessions.python_path())
 
 
 def _judge(site: Site, script: str) -> SlurmVerdict:
@@ -291,7 +291,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     """Submit a one-minute pilot and wait until it joins: then nodes see the environment and the session's folder, and
     reach this host."""
     topic = f"probe {site.name}"
-    folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
+    folder = new_sessions.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"its own session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
     try:

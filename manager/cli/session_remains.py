@@ -19,11 +19,11 @@ import psutil
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
-from stoker.manager.executor import detached, engines
+from stoker.manager.executor import detached
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, BatchJobStatus
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
-from stoker.pilot.taskvine.engine import POOL
+from stoker.pilot.taskvine import POOL
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import job_ids
 from stoker.protocol.to_client import Status
@@ -100,7 +100,7 @@ def may_have_jobs(folder: SessionFolder) -> bool:
     """True if batch systems may still have jobs of an ended session. A factory that ended in order left an empty list,
     without the workers that TaskVine started."""
     file = folder.path / JOBS_LEFT
-    if engines.engine_of(folder) is Engine.STOKER and file.exists():
+    if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
     return any(folder.sites.glob("*.toml"))
 

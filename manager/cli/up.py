@@ -13,7 +13,7 @@ import click
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, doctor_site, down
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase
@@ -83,7 +83,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     down` ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch
     system refuses the first block, the session ends again, and the reason is shown.
     """
-    wanted = detached.collect(sites)
+    wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
     path = Path(folder)  # the folder of a session that fails to start is removed, so it must be empty before
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
@@ -96,7 +96,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         if any(each.refused for each in shown):
             raise click.exceptions.Exit(1)
         return
-    made = detached.make(wanted, place=folder, idle_s=idle_s)
+    made = new_sessions.make(wanted, place=folder, idle_s=idle_s)
     try:
         holder = detached.start(made, waiting=console.note)
         status = heard(made, wanted, wait=not no_wait)

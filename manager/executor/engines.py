@@ -70,10 +70,6 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
         refusals.refuse_call(wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s)
 
 
-def engine_of(folder: SessionFolder) -> Engine:
-    return Engine.TASKVINE if engine.is_there(folder) else Engine.STOKER
-
-
 def local_provider(site: Site) -> LocalProvider:
     from stoker.manager.executor.blocks import QuotedLocalProvider
 

@@ -39,8 +39,6 @@ FACTORY_PERIOD_S = 5
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
 """Seconds that a worker searches for its manager. A killed manager has a successor by then, or never."""
-POOL = "STOKER_POOL"
-"""The environment variable with the session's folder, in all processes that TaskVine starts for it."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
@@ -128,10 +126,6 @@ def read(folder: SessionFolder, *, site: str) -> VinePlan:
         raise SessionError(
             f"{folder.path} has no plan of site {site} for TaskVine: {error}; load the site again"
         ) from error
-
-
-def is_there(folder: SessionFolder) -> bool:
-    return any(folder.path.glob(_file(folder, "*").name))
 
 
 def _file(folder: SessionFolder, site: str) -> Path:

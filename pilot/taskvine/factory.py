@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.pilot.taskvine import engine
+from stoker.pilot.taskvine import POOL, engine
 from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
 
@@ -123,7 +123,7 @@ class VineFactory:
                 stderr=out,
                 start_new_session=True,
                 cwd=folder,
-                env={**os.environ, engine.POOL: session},
+                env={**os.environ, POOL: session},
             )
 
     def want(self, workers: int) -> None:

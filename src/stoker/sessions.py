@@ -21,7 +21,8 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.detached import JOINS, KeptSession, kept_session
+from stoker.manager.executor.detached import JOINS
+from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.session_policies import honoured_in, policy_in_words
 from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState

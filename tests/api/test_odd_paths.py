@@ -10,7 +10,7 @@ import pytest
 
 import stoker
 from stoker.errors import SessionError
-from stoker.manager.executor import detached
+from stoker.manager.executor import new_sessions
 from stoker.manager.executor.processes import make_folder
 from stoker.pilot.agent.scratch import base_folder
 from stoker.protocol.session import SessionFolder
@@ -49,7 +49,7 @@ def test_a_folder_of_modules(odd: Path, tmp_path: Path, monkeypatch: pytest.Monk
         stoker.load(run_dir=str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", str(odd))
     with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*take it out of PYTHONPATH"):
-        detached.python_path()
+        new_sessions.python_path()
 
 
 def test_a_scratch_folder(odd: Path) -> None:

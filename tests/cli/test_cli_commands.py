@@ -24,7 +24,7 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import apps, doctor, doctor_machine, main
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.main import cli
-from stoker.manager.executor import detached
+from stoker.manager.executor import new_sessions
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
@@ -257,7 +257,7 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path):
 
 
 def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path):
-    folder = detached.make(detached.collect(()))
+    folder = new_sessions.make(new_sessions.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
     lost = [finding for finding in doctor.earlier_sessions() if finding.level is Level.WARN]

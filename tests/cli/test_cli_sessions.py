@@ -18,7 +18,7 @@ from stoker.config import parse_site, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError
 from stoker.manager.cli import session_remains, sessions
-from stoker.manager.executor import detached
+from stoker.manager.executor import new_sessions
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 
@@ -26,7 +26,7 @@ DAY_S = 86400.0
 
 
 def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over: bool = True) -> SessionFolder:
-    folder = detached.make(detached.collect(()), place=str(place or state_folder() / "sessions.d" / name))
+    folder = new_sessions.make(new_sessions.collect(()), place=str(place or state_folder() / "sessions.d" / name))
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
     if over:

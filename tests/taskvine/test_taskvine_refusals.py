@@ -9,7 +9,7 @@ import pytest
 from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
-from stoker.manager.executor import detached, engines
+from stoker.manager.executor import engines, new_sessions
 from stoker.manager.executor.options import read_wants
 from stoker.manager.taskvine import refusals
 from stoker.site import Engine, Site
@@ -100,9 +100,9 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_
         engines.check([Site(engine=Engine.TASKVINE)], provider=None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "pool.toml").write_text('engine = "taskvine"')
-    sites = detached.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
+    sites = new_sessions.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
     with pytest.raises(ConfigError, match="conda install -c conda-forge ndcctools"):
-        detached.make(sites)
+        new_sessions.make(sites)
     assert not (tmp_path / "home").exists()
 
 

@@ -16,7 +16,7 @@ from faults.world import World, command_of, kill, until
 
 import stoker
 from stoker.manager.cli import down, session_remains
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, new_sessions
 
 SITE = """
 name = "lab"
@@ -93,7 +93,7 @@ def test_workers_are_jobs_of_slurm_and_go_with_the_session(slurm, world):
 def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
     site = world.path / "lab.toml"
     site.write_text(SITE)
-    folder = detached.make(detached.collect([site]))
+    folder = new_sessions.make(new_sessions.collect([site]))
     detached.start(folder, waiting=print)
     until(lambda: jobs() == ["PENDING", "RUNNING", "RUNNING"], limit_s=60, why="two jobs run, one waits")
     [kept] = session_remains.jobs(folder, None)

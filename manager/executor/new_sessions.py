@@ -1,0 +1,120 @@
+"""Make sessions that outlive programs: for `stoker up`, and for programs that want the session of a site."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from stoker.config import load_sites, site_text, write_sites
+from stoker.contexts.folders import state_folder
+from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
+from stoker.manager.environment.carrying import prepare
+from stoker.manager.executor import detached, engines
+from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.factory.pilot_command import refuse_odd_imports
+from stoker.manager.live.session_policies import check_policies, keep_policies
+from stoker.protocol.session import SessionFolder, holds_session
+from stoker.site import Site
+
+
+def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
+    """Return the sites of these files and those that they name. Raises ConfigError."""
+    found: dict[str, Site] = {}
+    for file in files or (None,):
+        for site in load_sites(file):
+            if found.setdefault(site.name, site) != site:
+                raise ConfigError(f"two sites are called {site.name}; give one another `name`", key="name")
+    engines.refuse(found.values())
+    check_policies(found.values())
+    return tuple(found.values())
+
+
+def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
+    """Make a session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes see if
+    it is in a shared home. Raises SessionError, ConfigError."""
+    engines.must_be_here(sites)
+    name = new_session_id()
+    folder = SessionFolder(place or default_place(name))
+    if folder.file.exists() or folder.journal.exists():
+        raise SessionError(f"{folder.path} holds a session already; name another folder, or leave --folder away")
+    make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
+    keep_policies(folder, sites, search_path=python_path())
+    idle = ("--idle", f"{idle_s:g}") if idle_s else ()
+    launch = detached.Launch(name, (*manager_options(sites), *idle))
+    try:
+        write_sites(folder.sites, sites, python_path=python_path())
+        prepare(folder, sites)
+        engines.prepare(folder, sites, session=name, python_path=python_path(), kept=True)
+        folder.launch.write_bytes(msgspec.json.encode(launch))
+    except OSError as error:
+        raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
+    register(folder, name=name)  # before there is anything of it that outlives this process
+    return folder
+
+
+def default_place(session: str) -> Path:
+    return state_folder() / "sessions.d" / session
+
+
+def python_path() -> str:
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
+    refuse_odd_imports(paths)
+    return os.pathsep.join(paths)
+
+
+class KeptSession(msgspec.Struct, frozen=True):
+    """A session of `stoker up`: its id and folder, and `started` if it was started now."""
+
+    session: str
+    folder: Path
+    started: bool
+
+
+def kept_session(
+    site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
+) -> KeptSession:
+    """Return the session that stays for a site file; start one, as `stoker up SITE` does, if there is none.
+
+    Args:
+        site: A site file; None = this machine.
+        before: The session to prefer, if it is not over and has the same sites.
+        waiting: Called with a message if this takes long.
+
+    Returns:
+        The session, for `stoker.load(session=...)`.
+
+    Raises:
+        SessionError: It cannot start.
+        ConfigError: A wrong site file.
+    """
+    sites = collect([site] if site is not None else [])
+    texts = {each.name: site_text(each) for each in sites}
+    for folder in _sessions(before):
+        with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
+            name = detached.name_of(folder)
+            there = {key: site_text(one) for key, one in detached.sites_of(folder).items()}
+            if there == texts and (name == before or detached.is_up(folder)):
+                return KeptSession(name, folder.path, started=False)
+    made = make(sites)
+    try:
+        detached.start(made, waiting=waiting)
+    except BaseException:
+        if not made.file.exists():  # its manager has not come up
+            detached.forget(made)
+        raise
+    return KeptSession(made.read().session, made.path, started=True)
+
+
+def _sessions(before: str) -> Iterator[SessionFolder]:
+    links = [link for link in (state_folder() / "sessions").glob("*") if holds_session(link)]
+    links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
+    for link in links:
+        folder = SessionFolder(link.resolve())
+        if detached.is_detached(folder) and not detached.over(folder):
+            yield folder
