@@ -76,7 +76,6 @@ class ManagerLink:
         )
 
     def receive(self) -> Iterator[ToPilot]:
-        """All messages that have come."""
         for data in self.dealer.receive():
             try:
                 messages = self._decode(data).messages
@@ -105,7 +104,6 @@ class ManagerLink:
             self._send(batch, keep=True)
 
     def acked(self, sequence: int) -> None:
-        """The manager has frames up to this number for good."""
         self.outbox.acked(sequence)
 
     def _send(self, messages: list[Any], *, keep: bool) -> None:
@@ -289,7 +287,6 @@ class Agent:
             pass
 
     def take_done(self) -> None:
-        """Do what other threads have handed in."""
         try:
             while os.read(self.wake_read, 4096):
                 pass
@@ -304,5 +301,4 @@ class Agent:
         return tuple(self.devices[device] for device in self.state.libraries[library].devices)
 
     def log_file(self, number: int) -> Path:
-        """A library's log."""
         return self.logs / f"lib-{number}.log"

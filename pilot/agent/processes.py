@@ -125,7 +125,6 @@ def kill_zygote(agent: Agent, number: LibraryId) -> None:
 
 
 def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
-    """Clear away what is left of a library."""
     for call in ran:  # one that died while it wrote a large result has left a part of it
         for draft in agent.session.objects.glob(f"result-{call:x}-*"):
             draft.unlink(missing_ok=True)
@@ -141,7 +140,6 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
 
 
 def hear_zygote(agent: Agent, zygote: Zygote) -> None:
-    """Read what a zygote has said."""
     said = zygote.receive()
     if said is None:
         log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")

@@ -219,7 +219,6 @@ FORCED_S = 1.0  # seconds after which a leaving pilot ends in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to end."""
     if not state.leaving:
         state.log(f"leaving: {reason}")
         state.exit_code = code

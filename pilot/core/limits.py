@@ -33,7 +33,6 @@ STOPPED_S = 3.0  # a pilot whose loop is this much later than it wanted to be wa
 
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Hold a library's limits against what was seen of it."""
     if library.serves:
         _unbegun(state, library, seen)
     if library.is_killed:

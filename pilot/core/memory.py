@@ -46,7 +46,6 @@ def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
 
 
 def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
-    """Meet the claims that there is room for now."""
     found = []
     for number, memory_bytes in list(state.claims.items()):
         library = state.libraries[number]
@@ -58,7 +57,6 @@ def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
 
 
 def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
-    """A library claims nothing any more."""
     state.claims.pop(library.number, None)
 
 

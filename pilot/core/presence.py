@@ -149,7 +149,6 @@ def signalled(state: CoreState, event: events.Signalled) -> None:
 
 
 def on_tick(state: CoreState, event: events.Tick) -> None:
-    """Some time has passed."""
     if state.now >= state.drain_at:
         within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
         state.drain_at = NEVER

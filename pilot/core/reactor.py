@@ -29,7 +29,6 @@ that it sent before it read the last hello may arrive after that was written: ca
 
 
 def react(state: CoreState, event: events.Event) -> None:
-    """Handle one event."""
     match event:
         case events.FromManager(message=message):
             on_order(state, message)
@@ -152,7 +151,6 @@ def on_timer(state: CoreState, key: str) -> None:
 
 
 def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
-    """Carry out one order."""
     if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
         return
     if state.has_ended and not isinstance(message, to_pilot.Ack):
@@ -323,7 +321,6 @@ def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
 
 
 def on_library_message(state: CoreState, library: PilotLibrary, message: to_agent.ToAgent) -> None:
-    """Take one message of a library."""
     number = library.number
     match message:
         case to_agent.RunsEnded(ends=ends):

@@ -41,7 +41,6 @@ class FirstCome(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
 
     def add(self, call: int, work: T) -> None:
-        """Queue a call."""
         self._waiting.append((call, work))
 
     def take(self) -> tuple[int, T] | None:

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
+import msgspec
 from fake_manager import FakeManager, function, recipe
 
-from stoker.protocol.calls import CallOptions, FailureKind
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
 from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -20,7 +20,7 @@ from stoker.protocol.to_manager import (
     LibraryReady,
     LibraryResized,
 )
-from stoker.protocol.to_pilot import EvictCall, ResizeLibrary, TakeBack
+from stoker.protocol.to_pilot import EvictCall, ResizeLibrary, RunCalls, TakeBack
 
 
 def _load(start: int) -> dict[str, int]:
@@ -82,31 +82,21 @@ def test_an_error_comes_back_as_itself_and_the_library_lives(served: FakeManager
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-@pytest.mark.parametrize("what", ["result", "argument", "function"])
-def test_what_cannot_be_pickled_is_named(served: FakeManager, what: str) -> None:
+def test_what_cannot_be_pickled_is_named(served: FakeManager) -> None:
     def lock() -> Any:
         import threading
 
         return threading.Lock()
 
     served.ready(recipe())
-    if what == "result":
-        (failure,) = served.results(served.run(lock, [()]))
-    elif what == "function":
-        import msgspec
-
-        (failure,) = served.results(served.run(msgspec.structs.replace(function(lock), blob=b"\x80junk"), [()]))
-    else:
-        from stoker.protocol.calls import CallSpec
-        from stoker.protocol.to_pilot import RunCalls
-
-        blob = function(lock)
-        served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")], function_blob=blob))
-        (failure,) = served.results([77])
-    if what == "result":
-        assert failure.kind is FailureKind.SERIALIZATION
-        assert what in failure.message
-    else:
+    blob = function(lock)
+    (failure,) = served.results(served.run(blob, [()]))
+    assert failure.kind is FailureKind.SERIALIZATION
+    assert "result" in failure.message
+    served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")]))
+    junk = msgspec.structs.replace(blob, key="junk", blob=b"\x80junk")
+    for what, calls in (("argument", [77]), ("function", served.run(junk, [()], ids=[78]))):
+        (failure,) = served.results(calls)
         assert isinstance(failure, ValueError)
         assert f"while the {what}" in failure.__notes__[0]
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]

@@ -164,38 +164,35 @@ def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> 
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "import os; os.close(1); os.close(2)",
-        "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
-        "import sys; sys.stdout.close()",
-        "import sys; sys.stdout = None",
-    ],
-)
-def test_output_that_a_call_closed_is_back_for_the_next(served: FakeManager, harm: str, slots: int) -> None:
+def test_output_that_a_call_closed_is_back_for_the_next(served: FakeManager, slots: int) -> None:
     def say() -> int:
         print("hello from the next call")
         return os.getpid()
 
-    served.ready(recipe(slots=slots))
-    before = served.results(served.run(_pid, [()]))
-    assert served.results(served.run(_do, [(harm,)])) == [None]
-    (call,) = served.run(say, [()])
-    assert served.results([call]) == before
-    printed = served.ends()[call].printed
-    assert printed is not None
-    with open(printed.path, "rb") as log:
-        log.seek(printed.start)
-        assert log.read(printed.end - printed.start) == b"hello from the next call\n"
+    harms = (
+        "import os; os.close(1); os.close(2)",
+        "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "import sys; sys.stdout.close()",
+        "import sys; sys.stdout = None",
+    )
+    for library, harm in enumerate(harms, start=1):
+        served.ready(recipe(slots=slots), library=library)
+        before = served.results(served.run(_pid, [()], library=library))
+        assert served.results(served.run(_do, [(harm,)], library=library)) == [None]
+        (call,) = served.run(say, [()], library=library)
+        assert served.results([call]) == before, harm
+        printed = served.ends()[call].printed
+        assert printed is not None
+        with open(printed.path, "rb") as log:
+            log.seek(printed.start)
+            assert log.read(printed.end - printed.start) == b"hello from the next call\n", harm
 
 
 LIMIT = "import resource; resource.setrlimit(resource.{0}, ({1}, resource.getrlimit(resource.{0})[1]))"
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
+def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
+    harms = [
         ("import builtins; del builtins.open", "removed open from builtins"),
         ("import builtins; builtins.open = None", "removed open from builtins"),
         (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
@@ -205,19 +202,18 @@ LIMIT = "import resource; resource.setrlimit(resource.{0}, ({1}, resource.getrli
         ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),
         ("from signal import *; pthread_sigmask(SIG_BLOCK, {SIGALRM, SIGCHLD})", "blocked signals"),
         ("import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)", "SIGTERM"),
-    ],
-)
-def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: str, said: str) -> None:
-    served.ready(recipe())
-    calls = served.run(_do, [(harm,)])
-    left = served.gone()
-    assert served.results(calls) == [None]
-    assert left.running == ()
-    assert left.failure.kind is FailureKind.DIED
-    assert said in left.failure.tail
-    assert "can run no more calls" in left.failure.message
-    served.ready(recipe(), library=2)
-    assert served.results(served.run(_open_one, [()], library=2)) == [True]
+    ]
+    for library, (harm, said) in enumerate(harms, start=1):
+        served.ready(recipe(), library=library)
+        calls = served.run(_do, [(harm,)], library=library)
+        left = served.gone(library)
+        assert served.results(calls) == [None], harm
+        assert left.running == ()
+        assert left.failure.kind is FailureKind.DIED
+        assert said in left.failure.tail
+        assert "can run no more calls" in left.failure.message
+    served.ready(recipe(), library=len(harms) + 1)
+    assert served.results(served.run(_open_one, [()], library=len(harms) + 1)) == [True]
 
 
 def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManager) -> None:

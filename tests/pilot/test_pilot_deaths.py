@@ -148,7 +148,7 @@ def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_pa
     assert sorted(Path(left.failure.log).read_text().splitlines()[-2:]) == ["call 1", "call 2"]
 
 
-def test_exit_in_a_call(served: FakeManager) -> None:
+def test_exit_in_a_call_then_killed_when_idle(served: FakeManager) -> None:
     def leave() -> None:
         os._exit(7)
 
@@ -158,18 +158,15 @@ def test_exit_in_a_call(served: FakeManager) -> None:
     assert left.running == tuple(calls)
     assert left.failure.exit_code == 7
     assert left.failure.signal == 0
-
-
-def test_killed_when_idle_then_started_again(served: FakeManager) -> None:
-    served.ready(recipe())
-    (pid,) = served.results(served.run(_pid, [()]))
+    served.ready(recipe(), library=2)
+    (pid,) = served.results(served.run(_pid, [()], library=2))
     os.kill(pid, signal.SIGKILL)
-    left = served.gone()
+    left = served.gone(2)
     assert left.failure.signal == signal.SIGKILL
     assert not left.loading
     assert left.running == () == left.unstarted
-    served.ready(recipe(), library=2)
-    assert served.results(served.run(_nothing, [()], library=2)) == [None]
+    served.ready(recipe(), library=3)
+    assert served.results(served.run(_nothing, [()], library=3)) == [None]
 
 
 def _raises() -> None:
@@ -195,33 +192,32 @@ def _talks() -> int:
     return 5
 
 
-@pytest.mark.parametrize(
-    ("loader", "said"),
-    [
+def test_a_loader_that_fails(served: FakeManager, tmp_path: Path) -> None:
+    def load(when: str, loader: Any) -> None:
+        _wait_for(when)
+        loader()
+
+    cases = [
         (_raises, "RuntimeError: no weights here"),
         (_exits, "SystemExit"),
         (_exits_hard, "exited with code 4"),
         (_dies, "SIGABRT"),
-    ],
-)
-def test_a_loader_that_fails(served: FakeManager, loader: Any, said: str, tmp_path: Path) -> None:
-    def load(when: str) -> None:
-        _wait_for(when)
-        loader()
-
-    served.start(recipe(load, str(tmp_path / "go")))
-    calls = served.run(_nothing, [()])
-    served.settle()
-    (tmp_path / "go").touch()
-    left = served.gone()
-    assert left.loading
-    assert left.failure.kind is FailureKind.CONTEXT
-    assert said in left.failure.message
-    assert left.unstarted == tuple(calls)
-    assert left.running == ()
-    if loader is _raises:
-        assert "in _raises" in left.failure.tail
-    served.ready(recipe(), library=2)
+    ]
+    for library, (loader, said) in enumerate(cases, start=1):
+        go = tmp_path / f"go-{library}"
+        served.start(recipe(load, str(go), loader), library=library)
+        calls = served.run(_nothing, [()], library=library)
+        served.settle()
+        go.touch()
+        left = served.gone(library)
+        assert left.loading
+        assert left.failure.kind is FailureKind.CONTEXT
+        assert said in left.failure.message
+        assert left.unstarted == tuple(calls)
+        assert left.running == ()
+        if loader is _raises:
+            assert "in _raises" in left.failure.tail
+    served.ready(recipe(), library=len(cases) + 1)
 
 
 def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
@@ -405,14 +401,9 @@ def test_exit_by_order(served: FakeManager, drain: bool, tmp_path: Path) -> None
         assert (left.running, left.unstarted) == ((first,), (second,))
 
 
-def test_a_module_that_cannot_be_preloaded_costs_nothing(served: FakeManager) -> None:
-    served.ready(recipe(preload=("no_such_module", "json")))
-    assert served.results(served.run(_nothing, [()])) == [None]
-
-
 def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager, tmp_path: Path) -> None:
     (tmp_path / "crashing_module.py").write_text("import os\nos.abort()\n")
-    served.ready(recipe())
+    served.ready(recipe(preload=("no_such_module", "json")))  # one that cannot be preloaded costs nothing
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
     assert "crashing_module" in left.failure.message
@@ -484,20 +475,19 @@ def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeMa
         assert not folder.exists()
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager, slots: int) -> None:
+def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager) -> None:
     def close() -> None:
         os.closerange(3, 1000)
 
-    served.ready(recipe(slots=slots))
-    calls = served.run(close, [()])
-    left = served.gone()
-    assert "closes files that are not its own" in left.failure.message
-    assert left.running == tuple(calls)
+    for slots in (1, 2):
+        served.ready(recipe(slots=slots), library=slots)
+        calls = served.run(close, [()], library=slots)
+        left = served.gone(slots)
+        assert "closes files that are not its own" in left.failure.message
+        assert left.running == tuple(calls)
 
 
-@pytest.mark.parametrize("stray", [b"garbage!", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"hello, world\n", b"x"])
-def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManager, stray: bytes) -> None:
+def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManager) -> None:
     def scribble(stray: bytes) -> None:
         for number in range(3, 64):
             try:
@@ -506,15 +496,16 @@ def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManag
             except OSError:
                 continue
 
+    strays = [b"garbage!", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"hello, world\n", b"x"]
     served.ready(recipe())
-    (call,) = served.run(scribble, [(stray,)])
-    left = served.gone()
-    assert left.failure.kind is FailureKind.DIED
-    assert left.running == (call,), "the manager must know whom to try by itself"
-    assert "wrote bytes to its socket that are no message" in left.failure.message
-    served.start(recipe(), library=2)
-    served.wait_for(LibraryReady, library=2)
-    assert served.results(served.run(_nothing, [()], library=2)) == [None]
+    for library, stray in enumerate(strays, start=1):
+        (call,) = served.run(scribble, [(stray,)], library=library)
+        left = served.gone(library)
+        assert left.failure.kind is FailureKind.DIED
+        assert left.running == (call,), "the manager must know whom to try by itself"
+        assert "wrote bytes to its socket that are no message" in left.failure.message
+        served.ready(recipe(), library=library + 1)
+        assert served.results(served.run(_nothing, [()], library=library + 1)) == [None]
 
 
 NO_FORK = """

@@ -6,7 +6,6 @@ import threading
 import time
 from typing import Any
 
-import pytest
 from core.pilot_shell import GIB, CoreShell
 from fake_manager import FakeManager, recipe
 
@@ -69,10 +68,11 @@ def test_it_is_asked_once_with_what_its_recipe_declares(served: FakeManager) -> 
     assert asked == [500_000_000]
 
 
-@pytest.mark.parametrize("context", [Roomy(1), {"slots": 9}, None], ids=["one", "no method", "none"])
-def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager, context: Any) -> None:
-    assert served.ready(recipe(_load, context, slots=0)).slots == 1
-    assert served.results(served.run(_where, [(1,)], takes_context=True)) == [(1, "MainThread")]
+def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager) -> None:
+    for library, context in enumerate((Roomy(1), {"slots": 9}, None), start=1):
+        assert served.ready(recipe(_load, context, slots=0), library=library).slots == 1
+        (found,) = served.results(served.run(_where, [(1,)], library=library, takes_context=True))
+        assert found == (1, "MainThread")
 
 
 def test_a_number_in_the_recipe_is_not_asked_for(served: FakeManager) -> None:
