@@ -42,7 +42,7 @@ ELSEWHERE = {
     "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
     "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
 }
-"""Module, function and title of benchmarks that share a module; the others are `measure` of SUBJECT/NAME.py."""
+"""Module, function and title of benchmarks that share a module."""
 
 BENCHMARKS = {
     name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))

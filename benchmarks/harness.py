@@ -36,12 +36,12 @@ def machine() -> str:
 
 
 def path() -> str:
-    """Return PATH with this interpreter's scripts first: Parsl starts scripts by name."""
+    """Return PATH with this interpreter's scripts first, for Parsl."""
     return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
 
 
 def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
-    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and its output."""
+    """Run `stoker run fact_verification --fresh --json` in a folder. Return seconds and output."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
     environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
     begun = time.perf_counter()
@@ -64,11 +64,7 @@ def run_side(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> dict[str, Any]:
-    """Run `python -m module arguments` in a fresh process, in `folder` or a temporary one; return its last line as a
-    dict.
-
-    Raises RuntimeError with its output.
-    """
+    """Run a side in a fresh process, in `folder` or a temporary one. Return its last line. Raises RuntimeError."""
     command = [python, "-m", module, *arguments]
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
@@ -86,7 +82,7 @@ def run_side(
 
 
 def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """Each side's results, in the order of their names. Odd pairs begin with the last side."""
+    """Return each side's result. Odd pairs begin with the last side."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
@@ -95,7 +91,7 @@ def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
 def in_turns(
     sides: Mapping[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Measure all sides `repeats` times in the order A B B A; return their numbers."""
+    """Measure all sides `repeats` times in the order A B B A."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats):
         for name, number in take_turns(repeat, sides).items():
@@ -149,7 +145,7 @@ def missing(*modules: str) -> str:
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """`load`: the load average of the last minute, when it began and when it ended."""
+    """Where and when something was measured. `load`: load average at the beginning and at the end."""
 
     command: str
     commit: str
@@ -163,8 +159,6 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Clock:
-    """Notes the load when it is created, and again when the facts are read."""
-
     def __init__(self, command: str) -> None:
         self._command = command
         self._load = _load()

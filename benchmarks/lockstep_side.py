@@ -1,6 +1,6 @@
-"""One checkout's part of `lockstep`: it says that it is ready, and then takes a figure for each line that it is sent.
+"""One checkout's part of `lockstep`: `python -m benchmarks.lockstep_side CASE`.
 
-python -m benchmarks.lockstep_side CASE        each figure is a JSON number: seconds, for one of what the case counts
+It says that it is ready, then takes a figure for each line on its input: JSON, seconds for one unit of the case.
 """
 
 from __future__ import annotations

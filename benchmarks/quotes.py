@@ -1,6 +1,6 @@
-"""`python -m benchmarks.quotes`: put what README and docs quote of the reproductions into them, from their records.
+"""`python -m benchmarks.quotes`: update what README and docs quote of the reproductions, from their records.
 
-Each quote is a whole line, found by how it begins. A test compares them, so that no quote outlives its record.
+Each quote is a whole line, found by how it begins.
 """
 
 from __future__ import annotations

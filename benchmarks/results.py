@@ -1,8 +1,4 @@
-"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
-
-The page has every table of each record with its command, commit, machine and load, and first what records lack of
-these. A test compares the page with the records.
-"""
+"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`."""
 
 from __future__ import annotations
 
@@ -19,11 +15,11 @@ from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
-"""Each side's name in records. `here`: the commit, in records that compare this checkout with another."""
+"""Names in records. `here`: in comparisons with another checkout."""
 
 
 def lacks(record: Any) -> list[str]:
-    """Missing parts of a record, in words; empty if it has a command, a commit without changes, and a load."""
+    """Return the missing parts of a record, in words."""
     said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
     commits = [str(value) for name, value in said if name in _NAMES["commit"]]

@@ -1,9 +1,9 @@
 """Requests at once into one library with 32 slots: time in Stoker a request, besides the function's own.
 
-A request waits for 50 ms, as in an engine's batch, or does nothing. The time in Stoker is the excess of the whole over
-the requests, 32 at a time, divided by their number. Each repeat has a new session.
+A request waits for 50 ms or does nothing. The time in Stoker is the excess of the whole over the requests, 32 at a
+time.
 
-python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
+    python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The manager's core alone: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
-An event is a call's arrival or end. They come as the live loop delivers them: arrivals in Submit messages of 256 calls,
-ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. As many calls arrive as end.
-Only the processor time of `Core.handle` counts: no sockets, no journal, no encoding.
-
-Libraries have 32 slots, so frames keep their size. With `--slots 1` calls of 0.2 ms go through the prefetch window,
-whose fair share makes frames of one or two ends when few calls wait.
+An event is a call's arrival or end. Arrivals come in Submit messages of 256 calls, ends in frames of 16 to 32, from
+1,000 pilots with one hot library each. Only the processor time of `Core.handle` counts. Libraries have 32 slots; with
+`--slots 1` calls of 0.2 ms go through the prefetch window.
 
     python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
 """
@@ -206,7 +203,7 @@ def fill(core: Core, *, calls: int) -> None:
 
 
 def bytes_per_call(calls: int) -> dict[str, float]:
-    """Return the bytes that a queued call adds to the process, and in a second run to Python's allocator."""
+    """Return the bytes that a queued call adds to the process, and to Python's allocator."""
     process = psutil.Process()
     fill(Core("bench", default_policies()), calls=SUBMIT)
     gc.collect()

@@ -1,8 +1,9 @@
 """No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
 
-Stoker runs the garbage collector less often in a session and HTEX does not, so lines show both ways for both. HTEX
-fetches no task ahead by default; one line has it fetch a thousand. Parsl's own log is off but for one line, since its
-records cap any executor. `python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
+Stoker runs the garbage collector less often in a session, so lines show both ways for both. One line has HTEX fetch a
+thousand tasks ahead. Parsl's own log is off but for one line.
+
+`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.tables import Bar, Table, versus
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
-"""Tasks that HTEX prefetches, in a separate row (0 otherwise, its default)."""
+"""Tasks that HTEX fetches ahead, in one line."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:

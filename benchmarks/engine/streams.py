@@ -1,6 +1,6 @@
-"""From `yield` in a library until the program has the piece, in milliseconds, by the clock that all processes share.
+"""From `yield` in a library until the program has the piece, in milliseconds.
 
-`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side: a session that streams.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
 EVERY_S = 0.02
-"""The interval of each stream's pieces: 50 tokens a second."""
+"""50 tokens a second."""
 WARM_UP = 10
 
 

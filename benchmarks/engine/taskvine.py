@@ -1,8 +1,7 @@
 """No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
 
-TaskVine runs functions in two ways: `direct` (in the library's process, as Stoker does) and `fork` (its default). Each
-has the shape in which it was faster: direct two workers of one core, fork one worker of two cores with two slots. It
-needs `ndcctools`, which conda-forge has, and its `vine_worker`.
+TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default), each in the
+shape in which it was faster. It needs `ndcctools`, which conda-forge has, and its `vine_worker`.
 
 `python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` is the side.
 """

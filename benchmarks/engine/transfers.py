@@ -1,11 +1,8 @@
 """One object of 256 MB to sixteen pilots on separate hosts, against the same to one pilot, at the same link speed.
 
-Hosts are network namespaces on one switch; `tc tbf` makes each link so slow that the network is the limit. Without
-peers the object would cross the link of its host sixteen times.
-
-The side has a real manager, seed and pilots that see no file of the session. It prints, as JSON, the seconds from the
-first byte asked for to the last arrival, the bytes that pilots read from the seed and that left its host, and what
-`stoker status` says. With `--parted` pilots do not reach each other.
+Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. The side has a real manager, seed and
+pilots that see no file of the session. It prints, as JSON, the seconds from the first byte asked for to the last
+arrival, the bytes that pilots read from the seed and that left its host, and the status.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The cost of turns of libraries on one device: iterations of 20 ms, computed by one, two and eight libraries.
 
-The cost is the excess of the whole over the iterations, in % of them. With one library, which takes no lock, it is what
-the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.
-`idle us` is the median wait of the device between two iterations. Each library writes what an engine with eight
-requests writes at each iteration.
+The cost is the excess of the whole over the iterations, in %. One library takes no lock. `--bare` is two processes that
+hand on by a datagram. `idle us` is the median wait of the device between two iterations. Each library writes what an
+engine with eight requests writes.
 
-python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
+    python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
 
-A run writes `TOKENS` tokens after prompts of `PROMPT` tokens. Its first token takes the prefill; the mean of the other
-steps is the decode step. The *bandwidth limit* of a step is the time to read the weights, keys and values once.
+The first token takes the prefill; the mean of the other steps is the decode step. The *bandwidth limit* of a step is
+the time to read the weights, keys and values once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker import causal_lm
 BATCHES = (1, 64, 8, 256)
 PROMPT, TOKENS = (16, 4) if REHEARSAL else (128, 64)
 WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}}
-"""Ways of Stoker's engine, and the options of `causal_lm` for each."""
+"""Options of `causal_lm` by way of the engine."""
 
 
 def _prompts(batch: int, length: int, run: int) -> list[str]:

@@ -69,7 +69,7 @@ def turns(answer: Answer, _: Place) -> None:
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
-"""Tokens of the longest text, texts of a batch, and of a call."""
+"""Tokens of the longest text; texts of a batch and of a call."""
 _FAMILY = (32, LONGEST)
 
 
@@ -166,7 +166,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
 
 def gang(answer: Answer, place: Place) -> None:
-    """Sum over two ranks: two GPUs by NCCL, else two pilots on one GPU by Gloo, else two CPU devices by Gloo."""
+    """Sum over two ranks: two GPUs by NCCL, two pilots on one GPU by Gloo, or two CPU devices by Gloo."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -1,7 +1,7 @@
 """Parts of `make gpu` on awareness and loads.
 
-All loads of `load` but those from a peer run in one session with a warm zygote, since a session's start takes longer
-than a load. Each recipe differs in its `threads`, so each load gets its own library.
+Loads of `load`, but those from a peer, run in one session with a warm zygote. Recipes differ in `threads`, so each load
+gets its own library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
 
-Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. The record says of a
-part that fails, hangs or cannot run why. The record is replaced every second, so a run that is killed keeps it.
+Needs the standard library only, and installs missing packages from `.gpu-kit`. The record is replaced every second.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from benchmarks.gpu.page import render  # noqa: E402
 
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
-"""A status, the reason for it, and numbers by name."""
+"""Status, reason, numbers by name."""
 FIRST_IMPORT = "first import of torch and transformers, s"
 _PR_SET_PDEATHSIG = 1
 _IMPORTS = """

@@ -1,8 +1,7 @@
 """The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
 
-It uses the requests and clients of benchmarks/live_models. A request is in time if each token is: 0.5 s to the first
-and 0.25 s for each further one (SLINFER §IX-A, rounded). Unlike in the paper, a load gives no grace. Both sides get the
-same trace, about 30 s long in a whole run and 180 s at most. Slinfer starts with all models loaded, exclusive with the
+Requests and clients are those of benchmarks/live_models. A token is due 0.5 s after the request or 0.25 s after the
+last one (SLINFER §IX-A, rounded); a load gives no grace. Slinfer starts with all models loaded, exclusive with the
 first. Eight contexts share the files of three models.
 """
 
@@ -29,13 +28,12 @@ from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0
-"""Requests a second."""
 LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
-"""Seconds before the trace of the second side, and for the texts that are open when a trace ends."""
+"""Before the trace of the second side, and for open texts at a trace's end."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
-"""`patient` is slinfer with instances that stay, as they do under exclusive."""
+"""`patient` is slinfer whose instances stay, as under exclusive."""
 
 
 class _Models(Live):

@@ -1,7 +1,6 @@
 """Shared by the papers' evaluations: options, exit status, processes, kept results and pages.
 
-A result is kept by its case, which says everything that decides it, with the release that computed it: a release runs
-each case once. A page is a Markdown template with names of values and tables in braces.
+A result is kept by its case, with the release that computed it: a release runs each case once.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
-    """Run an evaluation. Return its status, 1 when it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
+    """Run an evaluation. Return its status, 1 if it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
     if missing:
         say(f"{missing}: the evaluation is skipped")
         return 0 if skip else 2
@@ -101,7 +100,7 @@ def progress(what: str) -> Callable[[int, int], None]:
 
 
 def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
-    """Call `do` for each task in up to `jobs` processes. Yield the task's place and the result, as they are done."""
+    """Call `do` for each task in up to `jobs` processes. Yield place and result as they are done."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
@@ -168,7 +167,6 @@ class Store(Generic[C, R]):
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
     def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None], jobs: int = 1) -> None:
-        """Run the missing cases in up to `jobs` processes, and keep each result at once."""
         todo = self.missing(cases)
         for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
             self.found[todo[place].name] = result
@@ -195,7 +193,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def page(template: Path, **values: Any) -> str:
-    """Return the page: a template with its values, and the paragraphs that start with a pilcrow filled."""
+    """Return a template with its values; paragraphs that start with a pilcrow are filled."""
     blocks = template.read_text().format(**values).split("\n\n")
     return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
 
@@ -207,7 +205,6 @@ def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def filled(text: str) -> str:
-    """Fill paragraphs and list items to the page's width; headings and tables stay as they are."""
     return "\n\n".join(map(_filled_block, text.split("\n\n")))
 
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
-A reader may raise only the errors that it declares, no input may take long, and memory has a limit. Each input that
-breaks this is written to a file with its seed; `--again FILE` reads it again. Exit status: 0 if there was none.
+A reader may raise only the errors that it declares; no input may take long; memory has a limit. Finds go to a file with
+their seeds; `--again FILE` reads it again. Exit status: 0 if there was none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""Inputs for each new core: one core takes some hundred events."""
+"""Inputs for each new core."""
 
 
 def fuzz(

@@ -1,7 +1,7 @@
 """Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones.
 
 Noise is refused by its first byte, so a damaged input is a right one with bytes flipped, cut, repeated, taken from
-another, or replaced by inputs that decoders find hard (huge lengths, deep nesting, text that is not UTF-8).
+another, or replaced by inputs that decoders find hard.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ Errors = tuple[type[BaseException], ...]
 
 
 class Target:
-    """One reader. `read` gets an input; it may raise `declared` errors and no others."""
+    """One reader: `read` may raise `declared` errors only. `complete`: right inputs are read without an error. `share`:
+    inputs for each one of the others."""
 
     def __init__(
         self,
@@ -181,6 +182,4 @@ class Target:
         self.declared = declared
         self.right = right
         self.complete = complete
-        """Right inputs are read without an error: they are no half of a conversation."""
         self.share = share
-        """How many inputs it gets for each one of the others."""

@@ -1,6 +1,6 @@
-"""Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
+"""Random events with values of any kind: the manager's core takes each of them without raising.
 
-Most peers and numbers are known to the core, so that events reach deep; the others are what a stranger might send.
+Most peers and numbers are known to the core, so that events reach deep.
 """
 
 from __future__ import annotations
@@ -217,8 +217,7 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core `events` random events; a session that ends is followed by another. Errors get a note of the
-    event."""
+    """Give a core `events` random events. Errors get a note of the event."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

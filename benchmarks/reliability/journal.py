@@ -2,9 +2,9 @@
 
 A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
 
-python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
-python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
-python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
+    python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
+    python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
+    python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
 """
 
 from __future__ import annotations

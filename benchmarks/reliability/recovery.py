@@ -1,8 +1,7 @@
 """A live manager under load: thousands of connected pilots that run nothing, and its own violent death.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
-python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works
-again
+python -m benchmarks.reliability.recovery restart                 seconds from kill -9 until it works again
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
 
 The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
-partial ones (Figure 8), 1.37 times as many. Here 20 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that
-(the ratio that Figure 6 implies), and one pilot is killed every 8 s from the 40th second on. With awareness disk each
-call starts a process and loads again. The ratio of the sides follows from the lengths that are put in, so it has no
-bar. The bar is that no call ends with an error. The sides run one after the other, since starting processes costs
-cores.
+partial ones (Figure 8). Here 20 pilots sleep: a call takes 5 s, a load 0.8 of that (as Figure 6 implies), and one pilot
+is killed every 8 s from the 40th second on. The ratio follows from these lengths, so it has no bar. The bar is that no
+call ends with an error.
 
-python -m benchmarks.reliability.vanishing full|disk
+    python -m benchmarks.reliability.vanishing full|disk
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How well the simulator knows this machine: fact verification, live and simulated.
 
-Each run is `stoker run fact_verification` in a fresh session. Its journal gives what loads and calls took
-(`stoker.manager.study.calibrate`); the same policies are simulated in that world under several seeds. The error is that
-of the median simulated makespan against the live one. A second line without a bar forecasts each run from the run
-before. Last, where peft is installed, tuning jobs: a gang of two, forecast from one device (`tuning_times`).
+Each run is a fresh session of `stoker run fact_verification`. Its journal gives what loads and calls took; the same
+policies are simulated in that world under several seeds. The error is of the median simulated makespan. A second line
+forecasts each run from the run before; last, with peft, tuning jobs (`tuning_times`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A round of the `prompt-tuner` policy: dispatch and residency together, by processor time of `Core.handle`.
 
-96 GPUs work through arrivals of three models in virtual time, so most rounds find little to do. At 1,000 GPUs 10,000
-jobs wait: `from scratch` is a policy's first round; then one job comes, or one ends and others start.
+96 GPUs work through arrivals of three models in virtual time. At 1,000 GPUs 10,000 jobs wait: `from scratch` is a
+policy's first round; then one job comes or ends.
 
-`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints the figures of a case as JSON.
+`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints a case's figures as JSON.
 """
 
 from __future__ import annotations
@@ -79,15 +79,12 @@ ROUNDS = ("round/dispatch", "round/residency")
 
 
 class Cluster:
-    """The core, its pilots of eight GPUs, and a client, in virtual time."""
-
     def __init__(self, *, gpus: int, seed: int) -> None:
         self.core = Core("bench", policies(), strict=True)
         self.now, self.spent_s = 0.0, 0.0
         self.chance = random.Random(seed)
         self.calls = 0
         self.parts: dict[int, int] = {}
-        """Of calls that run: members that have not ended."""
         self.work: dict[int, float] = {}
         self.agenda: list[tuple[float, int, Event]] = []
         self._count = itertools.count()

@@ -1,11 +1,9 @@
 """Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
 
-Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal with their median
-and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every side loads first, and is
-timed from the first text to the last vector, tokenizing included, on the same cores.
-
-*Sorted* is what a good user writes: all texts sorted by length, in batches of 32 padded to the longest; with two
-threads or as two processes, whichever is faster. *Padded* pads each text to 512 tokens, over fewer texts.
+Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal. The model has
+all-MiniLM-L6-v2's shape and random weights. Sides are timed from the first text to the last vector. *Sorted*: by
+length, in batches of 32 padded to the longest; with two threads or as two processes, whichever is faster. *Padded*:
+each text to 512 tokens.
 """
 
 from __future__ import annotations

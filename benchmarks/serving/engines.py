@@ -2,9 +2,8 @@
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once, in a fresh process on the same cores; ratios are of one round. `--vllm` is an
-interpreter with vLLM (without it its two sides are skipped); `--before` is a checkout of the last commit without
-engines. A side that cannot run says why. Sides: `engines_side.py`.
+Each round runs every side once, in a fresh process. `--vllm` is an interpreter with vLLM; `--before` a checkout of the
+last commit without engines. A side that cannot run says why.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
 
-*Useful* is the device time that the requests take undisturbed: their number, divided by what one device answers a
-second in the middle of an undisturbed run just before. It is divided by the pilot-seconds of the disturbed run, from
-the start of each pilot's process to its end or the last answer. Starts, loads, waits and unfinished requests count as
-lost; the time without a killed pilot does not.
+*Useful* is the device time that the requests take undisturbed (by the middle of an undisturbed run) over the
+pilot-seconds of the disturbed run, from the start of each pilot's process to its end or the last answer. The side fails
+unless each `custom_id` is answered once, and alike in both runs but for rounding.
 
-The model is small and has random weights, so the machinery is measured. The side fails unless each `custom_id` is
-answered once, and alike in both runs but for rounding.
-
-`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs as JSON. The model is that of the
-tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs; `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -117,7 +112,7 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sum up the lives of pilots until the last answer, and kill a pilot, the manager and the other pilot on the way.
+    """Sum up the lives of pilots until the last answer; kill a pilot, the manager and the other pilot on the way.
 
     `per_s`: answers a second between a tenth and nine tenths of the requests.
     """

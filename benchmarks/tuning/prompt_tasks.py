@@ -1,7 +1,4 @@
-"""Small real tasks as pairs of input and target, from the data in `../shared/data` next to the repository.
-
-Labels are words, so that a language model has something to say about them before it is tuned.
-"""
+"""Small real tasks as pairs of input and target, from the data in `../shared/data`. Labels are words."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The first table of `docs/reproduction/arlo.md` (bar, the paper's number, ours, met or not), and numbers as
-intervals."""
+"""The first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), and numbers as intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from benchmarks.papers.common import table
 Of = Callable[[Case], Result | None]
 MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
-"""The paper's name of a system, Arlo's own excepted."""
+"""The paper's name of a system other than Arlo."""
 PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
 
 
@@ -78,7 +77,7 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
 def less(
     of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
-    """Return by how many per cent a number of one system is below the others', on the same requests."""
+    """Return by how many per cent one system's number is below the others', on the same requests."""
     found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
@@ -122,16 +121,15 @@ class Cells(msgspec.Struct, frozen=True):
 
 
 TARGET_RATE = 150_000
-"""Requests that the model answers in a second of one core."""
 
 Reading = Callable[[str], str]
-"""The name of one of Arlo's systems in one reading of its allocation."""
+"""One of Arlo's systems in one reading of its allocation."""
 BOTH: tuple[Reading, ...] = (str, within_capacity)
 COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The verdict. `is_met`: None if it was not run; `why`: a remark on the answer."""
+    """`is_met`: None if it was not run; `why`: a remark."""
 
     here: str = MISSING
     is_met: bool | None = None
@@ -144,7 +142,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table, with a finding for each reading where Arlo's allocation takes part."""
+    """A line of the table, with a finding for each reading of Arlo's allocation."""
 
     bar: str
     paper: str

@@ -1,6 +1,4 @@
-"""Everything that the page is made of, in order: the search, the baselines' settings, the central set under all its
-seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation continues.
-"""
+"""All runs of the page: the search, the baselines' settings, the central set, and the other sets with fewer seeds."""
 
 from __future__ import annotations
 
@@ -41,10 +39,8 @@ Wanted = tuple[Group, System]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is run: seeds of the central set, of the others and of 96 GPUs; on a cluster `smaller` times smaller.
-    `stages`,
-    `sets`: numbers of the search's stages and of the sets (0: all).
-    """
+    """How much is run. `seeds`, `few`, `large`: of the central set, the others, 96 GPUs; `smaller`: divides cluster and
+    jobs; `stages`, `sets`: how many (0: all)."""
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -56,7 +52,6 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
-    """Return the whole grid, or this many of the central set's seeds, the stages and the sets."""
     every = grid.report.seeds[: seeds or None]
     return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
@@ -126,7 +121,7 @@ def central(chosen: Chosen) -> list[Wanted]:
 
 
 def others(chosen: Chosen) -> list[Wanted]:
-    """Return the runs of every set: for the bars, and for the text's numbers of the medium and high load."""
+    """Return the runs of every set."""
     systems = [NOBODY, *chosen.values()]
     parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]

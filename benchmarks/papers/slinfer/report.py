@@ -1,5 +1,4 @@
-"""`docs/reproduction/slinfer.md`: the paper's numbers and ours, from the records alone. `page.template` has the
-words."""
+"""`docs/reproduction/slinfer.md` from the records; `page.template` has the words."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ READINGS: tuple[Callable[[Result], float], ...] = (
     lambda one: 100 * one.measures.met_strict,
     lambda one: 100 * one.measures.met_mean,
 )
-"""The two ways to count the requests that met their objectives, in per cent."""
+"""Per cent of requests that met their objectives, strict and mean."""
 PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
-"""The paper's name of a system, where ours is another reading of it."""
+"""The paper's name of a system, where ours is another reading."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table. `miss`: why the bar is not met; empty if it is, None if it has not been run."""
+    """`miss`: why the bar is not met; empty if it is, None if not run."""
 
     bar: str
     paper: str
@@ -70,8 +69,7 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return by how many per cent one system meets more objectives than another, in the two readings; the lesser
-    first."""
+    """Return by how many per cent more objectives one system meets, in both readings, the lesser first."""
     if ours is None or theirs is None:
         return None
     low, high = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in READINGS)
@@ -79,7 +77,7 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
 
 
 def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> list[str]:
-    """Say how far a result is from the paper's, where that is more than the bar allows in both readings."""
+    """Say how far a result is from the paper's, if by more than the bar in both readings."""
     off: list[str] = []
     used = nodes_used(result, GPU)
     if gpus is not None and abs(used - gpus) > BAR_GPUS:

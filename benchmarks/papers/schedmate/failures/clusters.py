@@ -1,11 +1,8 @@
 """Record what a real Slurm and a real Open MPI print when jobs fail on them.
 
-Slurm's four daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm,
-munge). Jobs run a program under `srun`, or an MPI program under `mpirun`. Faults are real: a node loses its power or
-network, a daemon is killed, a limit is passed, a file system is full. The job's output is the log.
-
-The truth is the first line that the program did not write as an ordinary one (`ORDINARY`), found without words of
-failure. Paths and users are replaced as in `recording`; nodes are called n1, n2, n3.
+Slurm's daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm, munge). Faults
+are real: a node loses its power or network, a daemon is killed, a limit is passed, a file system is full. The truth is
+the first line that is not an ordinary one of the program (`ORDINARY`).
 """
 
 from __future__ import annotations
@@ -32,13 +29,12 @@ if TYPE_CHECKING:
 SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
-"""Each failure is recorded this number of times, with other steps, ranks and forms of lines."""
+"""Of each failure, with other steps, ranks and forms of lines."""
 _OVER_S = 100.0
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A failing job. `script`: has `{run}` for the program; `strike` breaks something while it runs; no `fault`: it
-    goes well."""
+    """A failing job. `script`: has `{run}` for the program; `strike` breaks something; no `fault`: it goes well."""
 
     fault: str
     program: str

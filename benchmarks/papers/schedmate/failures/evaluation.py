@@ -1,7 +1,7 @@
 """Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
 
-Three times: with the rules as they ship; each type without the rows that know a line of it; and all without each row
-that knows a line of any test failure. Each against the same classifier on the last 500 lines of the log.
+Three times: as shipped; each type without the rows that know a line of it; all without each row that knows a line of
+any test failure. Each against the same classifier on the last 500 lines of the log.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _located_share(jobs: list[FailedJob]) -> float:
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
-    """Return the last lines of a log as if they had been located: all their bad lines, and the first traceback."""
+    """Return the last lines of a log as if they had been located."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())

@@ -1,7 +1,6 @@
 """The calls of the benchmark: each meets one fault on the first pilot that it runs on, or makes one mistake.
 
-A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere. Each
-run is written down in its own file.
+A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import stoker
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 
 MESSAGES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("messages.toml").read_bytes())
-"""Output of CUDA, NVML and NCCL, and the kind of torch exception that carries it, by fault."""
+"""Texts of CUDA, NVML and NCCL, and the kind of torch exception, by fault."""
 GB = 1 << 30
 DECLARED_GB, DECLARED_MB = 10, 900
 SICK_S = 1.5
@@ -34,8 +33,6 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a case. `strikes`: whether this run is to meet the fault."""
-
     case: Case
     strikes: bool
     node: str
@@ -47,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A stand-in for a GPU: this process's memory on it, and other processes' by the driver."""
+    """A stand-in for a GPU: this process's memory on it, and other processes'."""
 
     def __init__(self, operator: str) -> None:
         import pynvml
@@ -289,7 +286,7 @@ _OPENED = tuple(
     f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
 )
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
-"""numpy.fromfile takes a read that fails for the end of its file, and raises nothing."""
+"""numpy.fromfile takes a failing read for the end of its file."""
 FAULTS: dict[str, Kind] = {
     "uncorrectable memory error (ECC, NVLink)": Kind(_memory_error, tuple(MESSAGES["memory_errors"])),
     "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
@@ -319,4 +316,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, some times and no more."""
+"""Mistakes that look like a fault when they happen once: they may be tried again, a few times."""

@@ -1,5 +1,4 @@
-"""`docs/reproduction/schedmate.md` and its figure, from the records: nothing on the page is typed in that the records
-have."""
+"""`docs/reproduction/schedmate.md` and its figure, from the records."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ PREDICTING = {
 
 
 class Cells:
-    """Numbers of systems with their intervals, as text. `places`: the windows that count (None: all)."""
+    """Numbers of systems with intervals. `places`: the windows that count (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -63,7 +62,7 @@ class Cells:
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """Return the ratios of the weeks in which a system's mean completion time is more than 1 % above another's."""
+        """Return the ratios of the weeks in which a system is more than 1 % slower than another."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 

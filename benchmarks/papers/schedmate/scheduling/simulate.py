@@ -1,8 +1,7 @@
 """The policies that are compared, and one window under one policy: the deployed cores in virtual time.
 
-A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as in the trace. A GPU is one
-library that stays loaded, so a start costs nothing; Tiresias's policy waits for its restarts. A pilot has eight GPUs
-and a gang may span pilots. No message takes time.
+A job is a call for a gang of as many libraries as it wants GPUs, of the trace's duration. A start costs nothing;
+Tiresias's policy waits for its restarts. A gang may span pilots of eight GPUs. No message takes time.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ BESIDE = (OUR_AVERAGE, OURS_UNKNOWN, FIFO_SKIP, SJF_SKIP, OURS_SKIP, TIRESIAS_OT
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A system at a load, with one draw of its error, over all windows."""
-
     system: str
     load: float
     draw: int = 0
@@ -100,7 +97,7 @@ _BYTES = Size(1)
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):
-    """Of a window's jobs, in seconds. `wait_s`: completion time less the job's own duration, in the mean."""
+    """In seconds. `wait_s`: mean completion time less the job's own duration."""
 
     mean_s: float
     wait_s: float
