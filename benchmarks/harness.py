@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+K = TypeVar("K")
+K = TypeVar("K")
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +83,7 @@ def run_side(
     return found
 
 
-def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+def take_turns(pair: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, T]:
     """Return each side's result. Odd pairs begin with the last side."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
@@ -89,15 +91,18 @@ def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Measure all sides `repeats` times in the order A B B A."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    sides: Mapping[K, Callable[[], T]],
+    repeats: int,
+    say: Callable[[str], None],
+    told: Callable[[K, T], str] = "{} {:,.4g}".format,
+) -> dict[K, list[T]]:
+    """Measure all sides `repeats` times in the order A B B A. `told` describes a side's result for `say`."""
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for repeat in range(repeats):
-        for name, number in take_turns(repeat, sides).items():
-            found[name].append(number)
-        latest = ", ".join(f"{name} {numbers[-1]:,.4g}" for name, numbers in found.items())
-        say(f"{repeat + 1} of {repeats}: {latest}")
+        latest = take_turns(repeat, sides)
+        for name, result in latest.items():
+            found[name].append(result)
+        say(f"{repeat + 1} of {repeats}: {', '.join(told(*each) for each in latest.items())}")
     return found
 
 

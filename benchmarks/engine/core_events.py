@@ -18,10 +18,12 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
+from functools import partial
 
 import psutil
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
@@ -52,16 +54,12 @@ MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
-    small = ("--pilots", "50", "--events", "20000") if quick else ()
-    rates: dict[int, list[float]] = {size: [] for size in sizes}
-    for repeat in range(repeats):
-        for size in sizes:  # in turn, each in a fresh process: a machine that drifts does so for all
-            found = run_side(SIDE, "--json", "--queued", str(size), "--repeats", "1", *small)
-            rates[size] += found["events_per_second"][str(size)]
-        say(
-            f"{repeat + 1} of {repeats}: "
-            + ", ".join(f"{size:,} queued {some[-1]:,.0f}" for size, some in rates.items())
-        )
+    small = ("--repeats", "1", *(("--pilots", "50", "--events", "20000") if quick else ()))
+
+    def rate(size: int) -> float:
+        return float(run_side(SIDE, "--json", "--queued", str(size), *small)["events_per_second"][str(size)][0])
+
+    rates = in_turns({size: partial(rate, size) for size in sizes}, repeats, say)
     lines = [
         Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=Bar(at_least=200_000), last_digits=0)
         for queued, numbers in rates.items()

@@ -19,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import ratios, run_side, side_options, take_turns, until
+from benchmarks.harness import in_turns, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -51,16 +53,14 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return Table(name=NAME, title=TITLE, skipped=reason)
     pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
 
-    def to(count: int) -> dict[str, Any]:
-        found = run_side(SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
-        say(f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read")
-        return found
+    def told(count: str, found: dict[str, Any]) -> str:
+        return f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read"
 
-    alone, together = [], []
-    for repeat in range(repeats):
-        found = take_turns(repeat, {"one": lambda: to(1), "all": lambda: to(pilots)})
-        alone.append(found["one"])
-        together.append(found["all"])
+    sides = {
+        str(count): partial(run_side, SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
+        for count in (1, pilots)
+    }
+    alone, together = in_turns(sides, repeats, say, told).values()
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
     lines = [
         Line(

@@ -19,11 +19,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from functools import partial
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.inference.adapter import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -41,25 +43,26 @@ _CASES = {
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, total = (1, 40) if quick else (5, 800)
-    idle: dict[str, list[float]] = {case: [] for case in _CASES}
-    beside: dict[str, list[float]] = {case: [] for case in _CASES}
-    for repeat in range(repeats):
-        for case, (count, how) in _CASES.items():
-            one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
-            idle[case].append(one["gap_us"])
-            beside[case].append(100 * (one["seconds"] / one["computed_s"] - 1))
-        latest = ", ".join(f"{case}: {beside[case][-1]:.2f} % ({idle[case][-1]:.0f} us)" for case in _CASES)
-        say(f"repeat {repeat + 1} of {repeats}: {latest}")
-    lines = [
-        Line(
-            what=case,
-            cells={"idle us": idle[case], "%": beside[case]},
-            bar=Bar(at_most=2.0) if "libraries" in case else None,
-            last_digits=2,
-        )
-        for case in _CASES
-    ]
+    sides = {
+        case: partial(run_side, SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
+        for case, (count, how) in _CASES.items()
+    }
+    found = in_turns(sides, repeats, say, lambda case, one: f"{case} {beside(one):.2f} % ({one['gap_us']:.0f} us)")
+    lines = []
+    for case, several in found.items():
+        cells = {"idle us": [one["gap_us"] for one in several], "%": [beside(one) for one in several]}
+        lines.append(Line(what=case, cells=cells, bar=Bar(at_most=2.0) if "libraries" in case else None))
     return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def beside(side: dict[str, float]) -> float:
+    """Return the time besides the iterations, in % of them."""
+    return 100 * (side["seconds"] / side["computed_s"] - 1)
+
+
+def beside(side: dict[str, float]) -> float:
+    """Return the time besides the iterations, in % of them."""
+    return 100 * (side["seconds"] / side["computed_s"] - 1)
 
 
 def main() -> None:

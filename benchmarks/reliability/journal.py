@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, side_options, take_turns
+from benchmarks.harness import in_turns, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
@@ -78,15 +78,12 @@ def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, "2000") if quick else (5, "50000")
-    rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
-    for pair in range(pairs):
-        sides = {
-            side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
-            for side, sync in (("synced in groups", "true"), ("not synced", "false"))
-        }
-        for side, one in take_turns(pair, sides).items():
-            rates[side].append(one["calls_per_s"])
-        say(f"pair {pair + 1} of {pairs}: " + ", ".join(f"{some[-1]:,.0f}/s {side}" for side, some in rates.items()))
+    sides = {
+        side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
+        for side, sync in (("synced in groups", "true"), ("not synced", "false"))
+    }
+    found = in_turns(sides, pairs, say, lambda side, one: f"{one['calls_per_s']:,.0f}/s {side}")
+    rates = {side: [one["calls_per_s"] for one in several] for side, several in found.items()}
     cells = {**rates, "synced / not": ratios(*rates.values())}
     return Table(name=SYNC, title=SYNC_TITLE, lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])
 

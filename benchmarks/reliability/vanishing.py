@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import ratios, run_side, side_options, take_turns, until
+from benchmarks.harness import in_turns, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
@@ -32,15 +32,11 @@ NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by on
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
-    done: dict[str, list[float]] = {"full": [], "disk": []}
-    failed: dict[str, list[float]] = {"full": [], "disk": []}
-    repeats = 1 if quick else 3
-    for repeat in range(repeats):
-        sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in done}
-        for name, found in take_turns(repeat, sides).items():
-            done[name].append(float(found["calls"]))
-            failed[name].append(float(found["failed"]))
-        say(f"pair {repeat + 1} of {repeats}: " + ", ".join(f"{name} {some[-1]:.0f}" for name, some in done.items()))
+    sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in ("full", "disk")}
+    found = in_turns(sides, 1 if quick else 3, say, lambda name, one: f"{name} {one['calls']:.0f}")
+    done, failed = (
+        {name: [float(one[what]) for one in several] for name, several in found.items()} for what in ("calls", "failed")
+    )
     cells = {f"{name}, calls": numbers for name, numbers in done.items()}
     lines = [Line(what="calls done", cells={**cells, "full / disk": ratios(done["full"], done["disk"])})]
     lines += [
