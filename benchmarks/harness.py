@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import msgspec
 
 K = TypeVar("K")
-K = TypeVar("K")
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from functools import partial
 
 import stoker
 from benchmarks.harness import in_turns, ratios, run_side, side_options

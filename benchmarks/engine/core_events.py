@@ -15,37 +15,23 @@ import json
 import pstats
 import random
 import statistics
-import time
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from functools import partial
 
 import psutil
 
+from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore
 from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
+from stoker.manager.core.events import Event, FromClient
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
-from stoker.protocol.calls import CallEnd, CallSpec
-from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    ClientHello,
-    DefineFunction,
-    DefineRecipe,
-    DeviceFacts,
-    LibraryReady,
-    PilotHello,
-    Received,
-    Submit,
-)
-from stoker.protocol.to_manager import FromClient as ClientMessage
-from stoker.protocol.to_manager import FromPilot as PilotMessage
-from stoker.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, PilotId, RecipeKey
+from stoker.protocol.to_manager import ClientHello, DefineFunction, DefineRecipe, DeviceFacts, Received, Submit
 
 SIDE = "benchmarks.engine.core_events"
 EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
@@ -88,33 +74,22 @@ def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
 SUBMIT, PAYLOAD = 256, b"x" * 64
 
 
-class Load:
+class Load(DrivenCore):
     """A core with pilots, hot libraries and a queue, and its pilots' calls."""
 
     def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
+        super().__init__(Core(SESSION, default_policies()))
         self.run_s = 0.0002 if slots == 1 else 1.0
         self.queued = queued
-        self.core = Core("bench", default_policies())
-        self.spent = 0.0
-        self.now = 0.0
-        self.results = 0
-        self.frames = 0
+        self.calls = self.results = self.frames = 0
         self.chance = random.Random(pilots + queued)
-        self.held: dict[int, list[CallId]] = {}
-        self.home: dict[int, PilotId] = {}
-        self._frames: dict[str, int] = {}
-        self.calls = 0
-        self.client(ClientHello(wire.VERSION, "bench"))
+        facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
+        self.join(*((PilotId(f"node{n}-ab12"), facts) for n in range(pilots)))
         self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
-        for n in range(pilots):
-            facts = DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9)
-            self.pilot(
-                PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False
-            )
         while len(self.held) < pilots or not all(self.held.values()):
             self.submit(SUBMIT)
         for library in list(self.held):  # run times become known, and prefetch windows open
-            self.end(library, 1)
+            self.end_some(library, 1)
         self.refill()
 
     @property
@@ -125,78 +100,49 @@ class Load:
         while self.waiting < self.queued:
             self.submit(SUBMIT)
 
-    def handle(self, event: FromClient | FromPilot) -> None:
-        self.now += 1e-5
-        before = time.thread_time()
-        commands = self.core.handle(event, self.now)
-        self.spent += time.thread_time() - before
-        self.take(commands)
-
-    def take(self, commands: list[Command]) -> None:
-        for command in commands:
-            if type(command) is ToPilot:
-                message = command.message
-                if type(message) is RunCalls:
-                    self.held.setdefault(message.library, []).extend(spec.call for spec in message.calls)
-                elif type(message) is StartLibrary:
-                    self.home[message.library] = command.pilot
-                    self.held[message.library] = []
-                    self.pilot(command.pilot, LibraryReady(message.library, 0.1, 0.1))
-
-    def client(self, *messages: ClientMessage) -> None:
-        self.handle(FromClient(ClientId("client-ab"), self._number("client-ab"), list(messages)))
-
-    def pilot(self, pilot: PilotId, *messages: PilotMessage, number: bool = True) -> None:
-        self.handle(FromPilot(pilot, self._number(pilot) if number else 0, list(messages)))
-
     def submit(self, count: int) -> None:
         specs = []
         for _ in range(count):
             self.calls += 1
             specs.append(CallSpec(CallId(self.calls), PAYLOAD))
-        self.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
+        self.client(Submit(FunctionKey("f"), RecipeKey(SESSION), specs))
 
-    def end(self, library: int, count: int) -> int:
-        calls = self.held[library][:count]
-        del self.held[library][:count]
-        if calls:
-            ends = [CallEnd(call, True, b"result", self.run_s) for call in calls]
-            self.pilot(self.home[library], CallsEnded(LibraryId(library), ends))
-            self.results += len(calls)
-            self.frames += 1
-        return len(calls)
+    def give(self, event: Event) -> None:
+        self.now += 1e-5
+        super().give(event)
 
-    def _number(self, peer: str) -> int:
-        self._frames[peer] = self._frames.get(peer, 0) + 1
-        return self._frames[peer]
+    def end_some(self, library: int, count: int) -> int:
+        ended = self.end(library, count, run_s=self.run_s)
+        self.results += ended
+        self.frames += ended > 0
+        return ended
 
 
 def measure(load: Load, *, events: int) -> float:
     chance, libraries = load.chance, list(load.held)
     handled, before = 0, load.calls
-    load.spent = 0.0
+    load.spent_s = 0.0
     while handled + load.calls - before < events:
-        handled += load.end(chance.choice(libraries), chance.randint(16, 32))
+        handled += load.end_some(chance.choice(libraries), chance.randint(16, 32))
         if load.waiting < load.queued:
             load.refill()
             load.client(Received(load.results))
     handled += load.calls - before
-    return handled / load.spent
+    return handled / load.spent_s
 
 
 def fill(core: Core, *, calls: int) -> None:
     decode = wire.from_client()
-    client = ClientId("client-ab")
     hello = wire.encode(
-        [ClientHello(wire.VERSION, "bench"), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
+        [ClientHello(wire.VERSION, SESSION), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
     )
-    core.handle(FromClient(client, 0, decode(hello).messages), 0.0)
+    core.handle(FromClient(CLIENT, 0, decode(hello).messages), 0.0)
     for sequence, start in enumerate(range(0, calls, SUBMIT), start=1):
         numbers = range(start, min(start + SUBMIT, calls))
         specs = [CallSpec(CallId(n), n.to_bytes(len(PAYLOAD), "big")) for n in numbers]
         data = wire.encode([Submit(FunctionKey("f"), RecipeKey("bare"), specs)], sequence=sequence)
         frame = decode(memoryview(data))
-        core.handle(FromClient(client, frame.sequence, frame.messages), start * 1e-6)
+        core.handle(FromClient(CLIENT, frame.sequence, frame.messages), start * 1e-6)
     assert len(core.state.calls) == core.state.contexts["bare"].queue.count == calls
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from functools import partial
 
 import stoker
 from benchmarks.harness import in_turns, run_side, side_options

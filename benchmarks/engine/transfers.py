@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from functools import partial
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -53,11 +52,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         cells = {"idle us": [one["gap_us"] for one in several], "%": [beside(one) for one in several]}
         lines.append(Line(what=case, cells=cells, bar=Bar(at_most=2.0) if "libraries" in case else None))
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-def beside(side: dict[str, float]) -> float:
-    """Return the time besides the iterations, in % of them."""
-    return 100 * (side["seconds"] / side["computed_s"] - 1)
 
 
 def beside(side: dict[str, float]) -> float:
