@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from benchmarks.harness import MODEL, missing, run_side
@@ -110,12 +111,15 @@ def apart(iterations: Sequence[float]) -> str:
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:
-    count, chance = len(numbers), Stream(0, "bootstrap")
-    medians = sorted(
-        statistics.median([numbers[int(count * chance.uniform(draw * count + place))] for place in range(count)])
-        for draw in range(draws)
-    )
+    drawn = _resamples(len(numbers), draws)
+    medians = sorted(statistics.median([numbers[place] for place in places]) for places in drawn)
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+@lru_cache(maxsize=4)
+def _resamples(count: int, draws: int) -> list[list[int]]:
+    chance = Stream(0, "bootstrap")
+    return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(draws)]
 
 
 def _list(found: float | Sequence[float]) -> Sequence[float]:

@@ -219,6 +219,3 @@ def test_keep_alive_mixes_a_long_and_a_short_histogram() -> None:
     assert traffic.keep_s(450.0, gamma=0.0, tail=0.99) == pytest.approx(40.0)
     assert traffic.keep_s(500.0, gamma=0.0, tail=0.99) == 5.0
     assert traffic.keep_s(500.0, gamma=0.5, tail=0.99) == pytest.approx(22.5)
-
-
-# ---- whatever happens
