@@ -58,13 +58,9 @@ def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tup
 
 
 def run_side(
-    module: str,
-    *arguments: str,
-    timeout_s: float = 900.0,
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    python: str = sys.executable,
-) -> dict[str, Any]:
+    module: str, *arguments: str, timeout_s: float = 900.0, folder: Path | None = None,
+    environment: Mapping[str, str] | None = None, python: str = sys.executable,
+) -> dict[str, Any]:  # fmt: skip
     """Run a side in a fresh process, in `folder` or a temporary one. Return its last line. Raises RuntimeError."""
     command = [python, "-m", module, *arguments]
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)

@@ -133,13 +133,9 @@ def _bare(number: int, folder: str, libraries: int, iterations: int, step_s: flo
 
 
 def _compute(
-    folder: str,
-    number: int,
-    iterations: int,
-    step_s: float,
-    begin: Callable[[], object],
+    folder: str, number: int, iterations: int, step_s: float, begin: Callable[[], object],
     end: Callable[[], object] = lambda: None,
-) -> None:
+) -> None:  # fmt: skip
     spans = array.array("d")
     for _ in range(iterations):
         begin()

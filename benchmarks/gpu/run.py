@@ -204,15 +204,9 @@ class Run:
         return environ
 
     def _run(
-        self,
-        name: str,
-        words: list[str],
-        *,
-        limit_s: float,
-        environ: dict[str, str] | None = None,
-        how: int = signal.SIGTERM,
-        numbers: Callable[[], Numbers] | None = None,
-    ) -> int | None:
+        self, name: str, words: list[str], *, limit_s: float, environ: dict[str, str] | None = None,
+        how: int = signal.SIGTERM, numbers: Callable[[], Numbers] | None = None,
+    ) -> int | None:  # fmt: skip
         until = min(time.monotonic() + limit_s, max(time.monotonic() + 1.0, self.ends_at))
         with (self.out / "logs" / f"{name}.log").open("wb") as log:
             process = self._start(words, log, environ or self.environ)

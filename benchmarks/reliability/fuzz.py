@@ -35,13 +35,9 @@ _LIFE_EVERY = 400
 
 
 def fuzz(
-    readers: Sequence[Target],
-    *,
-    count: int,
-    seed: int,
-    found: Callable[[dict[str, Any]], None],
+    readers: Sequence[Target], *, count: int, seed: int, found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
-) -> dict[str, list[int]]:
+) -> dict[str, list[int]]:  # fmt: skip
     """Give `count` damaged inputs to the readers. Return for each: inputs, refusals, and the longest time in
     microseconds.
 

@@ -174,15 +174,9 @@ class Target:
     inputs for each one of the others."""
 
     def __init__(
-        self,
-        name: str,
-        *,
-        read: Callable[[bytes], object],
-        declared: Errors,
-        right: list[bytes],
-        share: int = 1,
+        self, name: str, *, read: Callable[[bytes], object], declared: Errors, right: list[bytes], share: int = 1,
         complete: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.read = read
         self.declared = declared

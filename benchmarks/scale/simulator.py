@@ -86,13 +86,9 @@ def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> 
 
 
 def _line(
-    what: str,
-    runs: list[dict[str, float]],
-    unit: str,
-    value: Callable[[dict[str, float]], float],
-    *,
+    what: str, runs: list[dict[str, float]], unit: str, value: Callable[[dict[str, float]], float], *,
     bar: Bar | None = None,
-) -> Line:
+) -> Line:  # fmt: skip
     cells = {"calls/s": [one["calls"] / one["spent_s"] for one in runs], unit: [value(one) for one in runs]}
     return Line(what=what, cells=cells, bar=bar)
 

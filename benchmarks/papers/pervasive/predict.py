@@ -75,12 +75,9 @@ def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
 
 
 def _farthest(
-    capacity: Iterable[tuple[float, float]],
-    *,
-    jumps: Iterable[tuple[float, float]] = (),
-    paces: Iterable[tuple[float, float]] = (),
-    until_s: float,
-) -> float:
+    capacity: Iterable[tuple[float, float]], *, jumps: Iterable[tuple[float, float]] = (),
+    paces: Iterable[tuple[float, float]] = (), until_s: float,
+) -> float:  # fmt: skip
     changes = sorted([
         *((at_s, 0, change) for at_s, change in capacity),
         *((at_s, 1, change) for at_s, change in paces),
@@ -204,15 +201,9 @@ def a_look(parameters: Parameters) -> list[Prediction]:
 
 
 def _vanishing(
-    parameters: Parameters,
-    awareness: Awareness,
-    variant: str,
-    *,
-    batch: int,
-    from_s: float,
-    lost: Mapping[str, int] | None = None,
-    lost_at_s: float = 0.0,
-) -> Prediction:
+    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, from_s: float,
+    lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0,
+) -> Prediction:  # fmt: skip
     pools = worlds.vanishing(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
     until_s = max(at_s for steps in pools.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
     simulation, _ = _simulated(parameters, pools, awareness, batch=batch, until_s=until_s)
@@ -220,14 +211,9 @@ def _vanishing(
 
 
 def _growing(
-    figure: str,
-    variant: str,
-    parameters: Parameters,
-    pools: worlds.Pools,
-    *,
-    batch: int,
+    figure: str, variant: str, parameters: Parameters, pools: worlds.Pools, *, batch: int,
     peaks: Mapping[str, float] = paper.SINGLE,
-) -> Prediction:
+) -> Prediction:  # fmt: skip
     simulation, ended_at = _simulated(parameters, pools, Awareness.FULL, batch=batch, peaks=peaks)
     rates = {
         pilot.number: batch / (parameters.call_s + batch * worlds.item_s(parameters, pilot.kind, peaks=peaks))
@@ -238,14 +224,9 @@ def _growing(
 
 
 def _simulated(
-    parameters: Parameters,
-    pools: worlds.Pools,
-    awareness: Awareness,
-    *,
-    batch: int = BATCH,
-    until_s: float = math.inf,
+    parameters: Parameters, pools: worlds.Pools, awareness: Awareness, *, batch: int = BATCH, until_s: float = math.inf,
     peaks: Mapping[str, float] = paper.SINGLE,
-) -> tuple[Simulation, float]:
+) -> tuple[Simulation, float]:  # fmt: skip
     policies = policy(worlds.POLICIES[awareness]).make()
     world = limited(worlds.world(parameters, pools, peaks=peaks), policies.awareness)
     simulation = Simulation(world, arrivals(worlds.sweep(batch), seed=0), policies)

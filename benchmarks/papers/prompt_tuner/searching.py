@@ -145,15 +145,9 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Progress,
 
 
 def _measured(
-    grid: Grid,
-    choices: Sequence[Choice],
-    seeds: tuple[int, ...],
-    within: float,
-    runs: Runs,
-    *,
-    tell: Progress,
+    grid: Grid, choices: Sequence[Choice], seeds: tuple[int, ...], within: float, runs: Runs, *, tell: Progress,
     number: int,
-) -> list[Anchored]:
+) -> list[Anchored]:  # fmt: skip
     values: dict[Choice, list[tuple[float, ...]]] = {choice: [] for choice in choices}
     alive = list(choices)
     for place, wanted in enumerate(_WANTED):

@@ -28,13 +28,9 @@ _SCALE = "scale-out"
 
 
 def sllm(
-    *,
-    limits: Limits,
-    parts: Mapping[tuple[str, str], int] | None = None,
-    keep_alive_s: float = 1.0,
-    drops: bool = True,
-    provisioning: Provisioning | None = None,
-) -> Policies:
+    *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
+    drops: bool = True, provisioning: Provisioning | None = None,
+) -> Policies:  # fmt: skip
     scale_out = ScaleOut(limits, parts or {})
     dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
     return Policies(dispatch, WhereFree(scale_out), provisioning or KeepBlocks())
