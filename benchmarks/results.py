@@ -46,16 +46,13 @@ def _said(record: Any) -> Iterator[tuple[str, Any]]:
         for name, value in record.items():
             yield name, value
             if name == "facts" and isinstance(value, list):
-                yield from (_of_sentence(each) for each in value)
+                for text in value:
+                    first, _, rest = text.partition(" ")
+                    yield ("command", text) if text.startswith("`python") else (first, rest)
             elif name == "machine" and "load average" in str(value):
                 yield "load", value
             else:
                 yield from _said(value)
-
-
-def _of_sentence(text: str) -> tuple[str, str]:
-    first, _, rest = text.partition(" ")
-    return ("command", text) if text.startswith("`python") else (first, rest)
 
 
 HERE = Path(__file__).parent
@@ -81,7 +78,8 @@ def write() -> str:
         if isinstance(found, dict) and "tables" in found and "facts" in found:
             parts.append(_record(path.name, found))
         elif isinstance(found, dict) and "rehearsal" in found:
-            parts.append(_gpu_record(path.name, found))
+            title, *lines = render(found).splitlines()
+            parts += [f"#{title}, record {_link(path.name)}", *map(_deeper, lines), ""]
     return "\n".join(parts)
 
 
@@ -102,11 +100,6 @@ def _record(name: str, found: dict[str, Any]) -> str:
     lines = [_deeper(line) for table in tables for line in show(table)]
     heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
     return "\n".join([heading, "", paragraph(f"Record {_link(name)}: {said}."), "", *lines])
-
-
-def _gpu_record(name: str, found: dict[str, Any]) -> str:
-    title, *lines = render(found).splitlines()
-    return "\n".join([f"#{title}, record {_link(name)}", *(_deeper(line) for line in lines), ""])
 
 
 def _deeper(line: str) -> str:

@@ -53,14 +53,11 @@ def waiting_among(view: View, changes: Changes) -> list[Call]:
     return [call for call in found if call is not None and call.state is CallState.WAITING]
 
 
-def free_for(call: Call) -> list[Library]:
-    return [library for library in call.group.context.idle.values() if is_free(library) and library.admits(call)]
-
-
 def start(call: Call) -> Action | None:
     """Begin a call on its smallest number of libraries; None if too few are free."""
     count = max(1, call.group.options.gang[0])
     if len(call.group.context.idle) < count:
         return None
-    chosen = list(islice(free_for(call), count))
+    free = (library for library in call.group.context.idle.values() if is_free(library) and library.admits(call))
+    chosen = list(islice(free, count))
     return send(call, chosen) if len(chosen) == count else None

@@ -4,15 +4,13 @@ An event is a call's arrival or end. Arrivals come in Submit messages of 256 cal
 1,000 pilots with one hot library each. Only the processor time of `Core.handle` counts. Libraries have 32 slots; with
 `--slots 1` calls of 0.2 ms go through the prefetch window.
 
-    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
+    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
 """
 
 from __future__ import annotations
 
-import cProfile
 import gc
 import json
-import pstats
 import random
 import statistics
 import tracemalloc
@@ -169,7 +167,7 @@ def bytes_per_call(calls: int) -> dict[str, float]:
 
 def main() -> None:
     asked = side_options(
-        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5, profile=False,
+        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5,
         json=False, memory_of=0,
     )  # fmt: skip
     if asked.memory_of:
@@ -178,13 +176,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
-    if asked.profile:
-        for queued in asked.queued:
-            load = Load(pilots=asked.pilots, queued=queued, slots=asked.slots)
-            with cProfile.Profile() as profile:
-                measure(load, events=asked.events)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-        return
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
     for _ in range(asked.repeats):  # in turns, so that whatever else the machine does meets all of them

@@ -100,10 +100,6 @@ class Run:
         self._write()
         print(f"{name:9} {status:11} {part['seconds']:6.1f} s  {why}", flush=True)
 
-    def _update(self, numbers: Numbers) -> None:
-        self.record["parts"][-1] |= {"numbers": numbers, "seconds": time.monotonic() - self._part_began}
-        self._write()
-
     def _write(self) -> None:
         self.record["seconds"] = time.monotonic() - self.began
         statuses = [each["status"] for each in self.record["parts"]]
@@ -216,7 +212,9 @@ class Run:
                     return process.wait(min(1.0, left_s))
                 except subprocess.TimeoutExpired:
                     if numbers is not None:
-                        self._update(numbers())
+                        seconds = time.monotonic() - self._part_began
+                        self.record["parts"][-1] |= {"numbers": numbers(), "seconds": seconds}
+                        self._write()
             return None
         finally:
             _end(process, how=how)

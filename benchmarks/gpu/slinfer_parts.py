@@ -88,8 +88,8 @@ def slinfer(answer: Answer, place: Place) -> None:
             answer[f"{policy}: failed, dropped or cancelled at the end"] = failed or "none"
             answer[f"{policy}: median time to first token, s"] = middle(each.ttft_s for each in times if each.seen)
             answer[f"{policy}: median time per token, s"] = middle(each.mean_tpot_s for each in times if each.seen > 1)
-            answer[f"{policy}: devices used, mean"] = watch.devices
-            answer[f"{policy}: libraries, mean"] = watch.libraries
+            for what, mean in zip(("devices used", "libraries"), watch.means(), strict=True):
+                answer[f"{policy}: {what}, mean"] = mean
             answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)
 
 
@@ -100,6 +100,8 @@ def _trace_s(place: Place) -> float:
 
 
 def _folders(answer: Answer, place: Place) -> list[Path]:
+    import torch
+
     from benchmarks.gpu.model import LLAMA_3B, TINY, TINYLLAMA, build
 
     found = [place.model]
@@ -110,15 +112,9 @@ def _folders(answer: Answer, place: Place) -> list[Path]:
             size = build(folder, TINY if REHEARSAL else shape, device=device_name())
             answer[f"a model of {size / 1e9:.1f} GB ({name}) is written, s"] = time.perf_counter() - began
         found.append(folder)
-    _free()
-    return found
-
-
-def _free() -> None:
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    return found
 
 
 class _Watch:
@@ -136,13 +132,9 @@ class _Watch:
         self._over.set()
         self._thread.join(10.0)
 
-    @property
-    def devices(self) -> float:
-        return sum(each for each, _ in self._seen) / max(1, len(self._seen))
-
-    @property
-    def libraries(self) -> float:
-        return sum(each for _, each in self._seen) / max(1, len(self._seen))
+    def means(self) -> list[float]:
+        """Return the mean numbers of used devices and of libraries."""
+        return [sum(each[place] for each in self._seen) / max(1, len(self._seen)) for place in (0, 1)]
 
     def _look(self) -> None:
         while not self._over.wait(1.0):

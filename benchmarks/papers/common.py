@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -112,23 +112,6 @@ def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int,
     return task[0], do(task[1])
 
 
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class Released(Protocol):
-    @property
-    def release(self) -> str: ...
-
-    @property
-    def case(self) -> Any: ...
-
-
-C = TypeVar("C", bound=Named)
-R = TypeVar("R", bound=Released)
-
-
 def read_results(path: Path, kind: type[T]) -> T | None:
     """Return the content of a file, None without a file. Raises ValueError for another file."""
     if not path.is_file():
@@ -149,32 +132,36 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
-class Store(Generic[C, R]):
-    """Results by case. `write` is called after each new result."""
+def _name(case: Any) -> str:
+    return str(case.name)
 
-    def __init__(self, found: Iterable[R], *, write: Callable[[], None]) -> None:
-        self.found = {result.case.name: result for result in found}
+
+class Store(Generic[T, U]):
+    """Results by case, which has a name; a result has a case and a release. `write` is called after each new one."""
+
+    def __init__(self, found: Iterable[U], *, write: Callable[[], None]) -> None:
+        self.found: dict[str, Any] = {result.case.name: result for result in list[Any](found)}
         self._write = write
 
-    def get(self, case: C) -> R | None:
-        return self.found.get(case.name)
+    def get(self, case: T) -> U | None:
+        return self.found.get(_name(case))
 
-    def in_order(self) -> list[R]:
+    def in_order(self) -> list[U]:
         return [self.found[name] for name in sorted(self.found)]
 
-    def missing(self, cases: Iterable[C]) -> list[C]:
-        every = {case.name: case for case in cases}
+    def missing(self, cases: Iterable[T]) -> list[T]:
+        every = {_name(case): case for case in cases}
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
-    def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None], jobs: int = 1) -> None:
+    def bring(self, cases: Iterable[T], run: Callable[[T], U], *, tell: Callable[[str], None], jobs: int = 1) -> None:
         todo = self.missing(cases)
         for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
-            self.found[todo[place].name] = result
+            self.found[_name(todo[place])] = result
             self._write()
             tell(f"{done} of {len(todo)}: {todo[place]}")
 
-    def drop_others(self, cases: Iterable[C]) -> None:
-        names = {case.name for case in cases}
+    def drop_others(self, cases: Iterable[T]) -> None:
+        names = set(map(_name, cases))
         others = [name for name in self.found if name not in names]
         for name in others:
             del self.found[name]

@@ -70,15 +70,6 @@ class Measured(msgspec.Struct, frozen=True):
     dispatching: list[DispatchTime]
 
 
-def measure_all() -> Measured:
-    solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
-    dispatching = [
-        DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
-        for instances in INSTANCES for peeked in PEEKED
-    ]  # fmt: skip
-    return Measured(RELEASE, solving, dispatching)
-
-
 def _solve(devices: int, runtimes: int) -> SolvingTime:
     rng = Random(f"{devices} {runtimes}")
     seconds, loads = zip(*(_solve_once(devices, runtimes, rng) for _ in range(REPEATS)), strict=True)
@@ -222,7 +213,15 @@ class Records:
     def measure(self, *, tell: Callable[[str], None]) -> None:
         if self.measured is None or self.measured.release != RELEASE:
             tell("Table 2 and Figure 9")
-            self.measured = measure_all()
+            self.measured = Measured(
+                RELEASE,
+                [_solve(devices, runtimes) for devices, runtimes in SIZES],
+                [
+                    DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3))
+                    for n in INSTANCES
+                    for peeked in PEEKED
+                ],
+            )
             self._write()
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:

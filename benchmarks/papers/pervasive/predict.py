@@ -225,11 +225,15 @@ def _growing(
 
 def _simulated(
     parameters: Parameters, pools: worlds.Pools, awareness: Awareness, *, batch: int = BATCH, until_s: float = math.inf,
-    peaks: Mapping[str, float] = paper.SINGLE,
+    peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None,
 ) -> tuple[Simulation, float]:  # fmt: skip
     policies = policy(worlds.POLICIES[awareness]).make()
-    world = limited(worlds.world(parameters, pools, peaks=peaks), policies.awareness)
-    simulation = Simulation(world, arrivals(worlds.sweep(batch), seed=0), policies)
+    world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
+    calls = arrivals(worlds.sweep(batch), seed=0)
+    if sharing is None:
+        simulation = Simulation(world, calls, policies)
+    else:
+        simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=sharing)
     return simulation, simulation.run(until_s=until_s).ended_at
 
 
@@ -266,25 +270,15 @@ def simulate(parameters: Parameters) -> Shared:
         case for nodes in NODES for case in ((nodes, first), (nodes, later), (by_node(nodes, spread=False), first))
     ]
     return Shared(
-        tuple(_ran(parameters, nodes, worlds.static())[1] for nodes in NODES),
+        tuple(_simulated(parameters, worlds.static(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
         tuple(Preempted(nodes, from_s, _preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
     )
 
 
 def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
     until_s = _ENDS_S + from_s - paper.PREEMPTED_FROM_S
-    return _ran(parameters, nodes, worlds.vanishing(from_s=from_s), until_s=until_s)[0]
-
-
-def _ran(
-    parameters: Parameters, nodes: Sharing, pools: worlds.Pools, *, until_s: float = math.inf
-) -> tuple[float, float]:
-    policies = policy(worlds.POLICIES[Awareness.DISK]).make()
-    world = limited(worlds.world(parameters, pools, sharing=nodes), policies.awareness)
-    calls = arrivals(worlds.sweep(BATCH), seed=0)
-    simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=nodes)
-    ended_at = simulation.run(until_s=until_s).ended_at
-    return float(simulation.client.items_done), ended_at
+    pools = worlds.vanishing(from_s=from_s)
+    return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
 
 
 class Found(msgspec.Struct, frozen=True):

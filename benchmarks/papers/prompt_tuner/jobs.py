@@ -159,6 +159,7 @@ def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict
 
 
 def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
+    low, high = model.speedup
     streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
     return [
         Job(
@@ -166,7 +167,7 @@ def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed
             model.name,
             _duration_s(streams["durations"].normal(number), parameters),
             _replicas(streams["replicas"].uniform(number), parameters),
-            _log_uniform(streams["speedups"].uniform(number), *model.speedup),
+            float(low * (high / low) ** streams["speedups"].uniform(number)),
         )
         for number, at_s in enumerate(times)
     ]
@@ -208,7 +209,3 @@ def _replicas(uniform: float, parameters: Parameters) -> int:
         if uniform < 0.0:
             return replicas
     return parameters.replicas[-1][0]
-
-
-def _log_uniform(uniform: float, low: float, high: float) -> float:
-    return float(low * (high / low) ** uniform)

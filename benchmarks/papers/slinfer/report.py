@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -76,18 +76,21 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
     return low, high
 
 
-def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> list[str]:
-    """Say how far a result is from the paper's, if by more than the bar in both readings."""
-    off: list[str] = []
-    used = nodes_used(result, GPU)
-    if gpus is not None and abs(used - gpus) > BAR_GPUS:
-        off.append(f"{used - gpus:+.1f} GPUs")
+def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float | None) -> list[str]:
+    """Say how far nodes by kind and the share met are from the paper's, if by more than the bar in both readings."""
+    points: list[str] = []
     if met is not None:
         low, high = sorted(each(result) for each in READINGS)
         nearest = min((low, high), key=lambda one: abs(one - met))
         if not low <= met <= high and abs(nearest - met) > BAR_POINTS:
-            off.append(f"{nearest - met:+.1f} points")
-    return off
+            points.append(f"{nearest - met:+.1f} points")
+
+    def nodes(kind: str) -> list[str]:
+        wanted, used = said.get(kind), nodes_used(result, kind)
+        is_off = wanted is not None and abs(used - wanted) > BAR_GPUS
+        return [f"{used - wanted:+.1f} {kind.upper()}s"] if is_off and wanted is not None else []
+
+    return [*nodes(GPU), *points, *nodes(CPU)]
 
 
 def _gain(of: Of, system: str) -> Verdict:
@@ -113,7 +116,7 @@ def _table_3(of: Of, system: str, models: int) -> Verdict:
         return Verdict(bar, paper, MISSING, None)
     share = interval(*sorted(each(result) for each in READINGS))
     here = f"{share} %, {result.measures.kinds[GPU].nodes:.1f} GPUs"
-    return Verdict(bar, paper, here, ", ".join(off_table_3(result, gpus=gpus, met=met)))
+    return Verdict(bar, paper, here, ", ".join(off_table_3(result, {GPU: gpus}, met=met)))
 
 
 def _resizing(of: Of, watermark: float) -> Verdict:
@@ -306,10 +309,7 @@ class _Page:
 def _within(result: Result, said: dict[str, float | None], share: float | None) -> str:
     if share is None and all(each is None for each in said.values()):
         return ""
-    off = off_table_3(result, gpus=said[GPU], met=share)
-    cpus = said[CPU]
-    if cpus is not None and abs(nodes_used(result, CPU) - cpus) > BAR_GPUS:
-        off.append(f"{nodes_used(result, CPU) - cpus:+.1f} CPUs")
+    off = off_table_3(result, said, met=share)
     return f"**no**: {', '.join(off)}" if off else "yes"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
+from stoker.manager.core.seams import Action, Load, Policies, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -29,11 +29,11 @@ _SCALE = "scale-out"
 
 def sllm(
     *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
-    drops: bool = True, provisioning: Provisioning | None = None,
+    drops: bool = True,
 ) -> Policies:  # fmt: skip
     scale_out = ScaleOut(limits, parts or {})
     dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
-    return Policies(dispatch, WhereFree(scale_out), provisioning or KeepBlocks())
+    return Policies(dispatch, WhereFree(scale_out), KeepBlocks())
 
 
 class ScaleOut:
@@ -127,8 +127,8 @@ class UpToLimit(Quiet):
 
     def _watched(self, view: View) -> Iterator[Action]:
         new, self._new = self._new, []
-        for call in new if self._late is not None else ():
-            if self._late is not None:
+        if self._late is not None:
+            for call in new:
                 yield from self._late.waits(view, call)
 
 

@@ -46,18 +46,6 @@ class Scenario(msgspec.Struct, frozen=True):
     mend: str = ""
 
 
-def _kill_slurmctld(cluster: Cluster) -> None:
-    cluster.kill("slurmctld")
-    time.sleep(45)  # longer than srun retries
-    cluster.start("slurmctld")
-
-
-def _kill_orted(cluster: Cluster) -> None:
-    inside = cluster.machines["n2"].inside
-    found = subprocess.run(inside("pgrep", "-x", "orted"), capture_output=True, text=True, check=True)
-    subprocess.run(inside("kill", "-9", *found.stdout.split()), check=True)
-
-
 def _strike(what: str, cluster: Cluster, job: str) -> None:
     match what:
         case "crash":
@@ -67,9 +55,13 @@ def _strike(what: str, cluster: Cluster, job: str) -> None:
         case "kill_slurmd":
             cluster.kill("n2")
         case "kill_slurmctld":
-            _kill_slurmctld(cluster)
+            cluster.kill("slurmctld")
+            time.sleep(45)  # longer than srun retries
+            cluster.start("slurmctld")
         case "kill_orted":
-            _kill_orted(cluster)
+            inside = cluster.machines["n2"].inside
+            found = subprocess.run(inside("pgrep", "-x", "orted"), capture_output=True, text=True, check=True)
+            subprocess.run(inside("kill", "-9", *found.stdout.split()), check=True)
         case "push":
             cluster.submit("sleep 3", "--partition=main", "--exclusive", "--nodelist=n3")
         case "cancel":
@@ -134,7 +126,11 @@ def _run(cluster: Cluster, place: Path, scenario: Scenario, name: str, mpi_pytho
         cluster.heal("n2")
     cluster.clear(limit_s=60.0)
     masks = {str(place): f"/home/{user}/{project}", socket.gethostname(): "n1", "(root)": f"({user})"}
-    return labelled(scenario.fault, scenario.program, _masked(text, masks, mpi_python).split("\n"))
+    real = Path(mpi_python).resolve().parent.parent
+    masks |= {str(Path(mpi_python).parent.parent): "/opt/conda", str(real): "/opt/conda"}
+    for name, other in masks.items():
+        text = text.replace(name, other)
+    return labelled(scenario.fault, scenario.program, text.split("\n"))
 
 
 def labelled(fault: str, program: str, lines: list[str]) -> Run:
@@ -142,10 +138,3 @@ def labelled(fault: str, program: str, lines: list[str]) -> Run:
         lines.pop()
     truth = next((at for at, line in enumerate(lines) if not ORDINARY.match(line)), -1)
     return Run(fault, program, truth, lines)
-
-
-def _masked(text: str, masks: dict[str, str], mpi_python: str) -> str:
-    real = Path(mpi_python).resolve().parent.parent
-    for name, other in {**masks, str(Path(mpi_python).parent.parent): "/opt/conda", str(real): "/opt/conda"}.items():
-        text = text.replace(name, other)
-    return text

@@ -59,7 +59,8 @@ class Nodes:
         for name in ("nodes", "requests", "ran", "data", "scratch", "quota"):
             (self.folder / name).mkdir()
         self.group.mkdir()
-        self._mount(self.folder / "quota", size_mb=1)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "stoker-faults", str(self.folder / "quota")]
+        subprocess.run(mount, check=True)
         with contextlib.suppress(OSError), open(self.folder / "quota" / "full", "wb", 0) as file:
             while True:
                 file.write(bytes(4096))
@@ -72,9 +73,6 @@ class Nodes:
         for group in [*self.group.glob("n-*"), self.group]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-
-    def _mount(self, place: Path, *, size_mb: int) -> None:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "stoker-faults", str(place)], check=True)
 
     @property
     def worker_init(self) -> str:

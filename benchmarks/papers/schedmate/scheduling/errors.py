@@ -88,10 +88,6 @@ def ours(*, unknown_share: float = 0.0) -> Predict:
     return resampled(our_log_ratios()["estimates"], unknown_share=unknown_share)
 
 
-def our_average() -> Predict:
-    return resampled(our_log_ratios()["average"])
-
-
 def share_under_100(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
     pairs = list(zip(durations_s, predictions_s, strict=True))
     return sum(abs(said - true) < true for true, said in pairs) / len(pairs)
