@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, commit, machine, spread, take_turns
+from benchmarks.harness import ROOT, commit, machine, output_of, spread, take_turns
 
 BAR = 0.95
 LIMIT_S = 900.0
@@ -80,13 +79,8 @@ def side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         python, environment = environment_of(checkout, ROOT if case.own_side else checkout, own)
         command = [python, "-m", *case.arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=own, env=environment)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        raise RuntimeError(
-            f"{' '.join(case.arguments)} in {checkout} failed\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
-        )
-    found = json.loads(lines[-1])
+        said = output_of(command, timeout_s=LIMIT_S, folder=own, environment=environment)
+    found = json.loads(said.splitlines()[-1])
     if "verdicts" in found:  # both checkouts are to give the same
         print(f"  verdicts of {checkout.name}: {found['verdicts']}", file=sys.stderr)
     return case.figure(found)

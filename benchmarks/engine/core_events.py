@@ -19,7 +19,7 @@ from functools import partial
 
 import psutil
 
-from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore
+from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore, collect_as_the_live_loop
 from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
@@ -173,9 +173,7 @@ def main() -> None:
     if asked.memory_of:
         print(json.dumps(bytes_per_call(asked.memory_of)))
         return
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    collect_as_the_live_loop()
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
     for _ in range(asked.repeats):  # in turns, so that whatever else the machine does meets all of them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,6 +16,13 @@ from stoker.protocol.to_manager import CallsEnded, ClientHello, DeviceFacts, Lib
 from stoker.protocol.to_manager import FromClient as ClientMessage
 from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls, StartLibrary
+
+
+def collect_as_the_live_loop() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
 
 SESSION, CLIENT = "bench", ClientId("client-ab")
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import path, run_side, take_turns
+from benchmarks.harness import end_all, path, run_side, take_turns
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -144,14 +144,7 @@ def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
             )
         yield
     finally:
-        for worker in started:
-            worker.terminate()
-        for worker in started:
-            try:
-                worker.wait(10)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        end_all(started, limit_s=10)
 
 
 NAME, TITLE = "taskvine", "no-op calls against TaskVine's FunctionCall"

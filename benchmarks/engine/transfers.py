@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import in_turns, ratios, run_side, side_options, until
+from benchmarks.harness import end_all, in_turns, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -129,13 +129,7 @@ def main() -> None:
         try:
             print(json.dumps(_measure(Path(place), network, given, started)))
         finally:
-            for process in reversed(started):
-                process.terminate()
-            for process in reversed(started):
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+            end_all(started, limit_s=20)
 
 
 def _measure(

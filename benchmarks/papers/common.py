@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -19,7 +19,7 @@ import msgspec
 
 import stoker
 from benchmarks.harness import ROOT
-from benchmarks.tables import paragraph
+from benchmarks.tables import head, paragraph, row
 from stoker.errors import StokerError
 from stoker.manager.study.running import Tell, Workers
 from stoker.whole_files import draft_of
@@ -136,6 +136,15 @@ def _name(case: Any) -> str:
     return str(case.name)
 
 
+def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
+    """Write a JSON object with a line for each part, and for each of its `runs`."""
+    lines = [
+        b'"%s": %s' % (name.encode(), b"[\n%s]" % rows(part) if name == "runs" else msgspec.json.encode(part))
+        for name, part in parts.items()
+    ]
+    write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
+
+
 class Store(Generic[T, U]):
     """Results by case, which has a name; a result has a case and a release. `write` is called after each new one."""
 
@@ -186,9 +195,7 @@ def page(template: Path, **values: Any) -> str:
 
 
 def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    names = list(columns)
-    head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])
+    return "\n".join([*head(*columns), *(row(*line) for line in lines), ""])
 
 
 def filled(text: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import in_turns, ratios, run_side, side_options, until
+from benchmarks.harness import in_turns, processes, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
@@ -88,12 +88,7 @@ def main() -> None:
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
     until(lambda: len(session.status().pilots) == number, 120, f"{number} pilots", every_s=0.2)
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "stoker.pilot.main" in words and any(word.startswith(folder) for word in words):
-                found.append(process)
+    found = list(processes("stoker.pilot.main", folder))
     if len(found) != number:
         raise SystemExit(f"{number} pilots have joined, and {len(found)} processes are pilots")
     return found

@@ -8,7 +8,6 @@ policy's first round; then one job comes or ends.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import json
@@ -17,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.engine.driven import SESSION, DrivenCore
+from benchmarks.engine.driven import SESSION, DrivenCore, collect_as_the_live_loop
 from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
@@ -202,9 +201,7 @@ CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": 
 
 def main() -> None:
     asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    collect_as_the_live_loop()
     print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
 
 

@@ -146,9 +146,7 @@ def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> Non
 
 def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> float:
     if processes == 1:
-        script = Script(folder, threads=len(os.sched_getaffinity(0)))
-        begun = time.perf_counter()
-        return script.embed_all(all_texts) / (time.perf_counter() - begun)
+        return script_rate(folder, all_texts)
     start = multiprocessing.get_context("spawn")
     barrier, out = start.Barrier(processes + 1), start.Queue()
     workers = [
@@ -166,10 +164,10 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
     return found / taken_s
 
 
-def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
+def script_rate(folder: Path, all_texts: Sequence[str], *, longest: int = 0) -> float:
     script = Script(folder, threads=len(os.sched_getaffinity(0)))
     begun = time.perf_counter()
-    return script.embed_all(all_texts, longest=POSITIONS) / (time.perf_counter() - begun)
+    return script.embed_all(all_texts, longest=longest) / (time.perf_counter() - begun)
 
 
 def main() -> None:
@@ -181,7 +179,7 @@ def main() -> None:
         rate = {
             "stoker": stoker_rate,
             "sorted": partial(sorted_rate, processes=asked.processes),
-            "padded": padded_rate,
+            "padded": partial(script_rate, longest=POSITIONS),
         }[asked.side](folder, texts(asked.texts))
     print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
 

@@ -17,14 +17,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, run_side, side_options
+from benchmarks.harness import ROOT, missing, processes, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
@@ -129,7 +129,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         now, done = time.monotonic(), count_lines(part)
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
-        for process in processes(folder, PILOT, besides=pilots):
+        for process in processes(PILOT, folder, besides=pilots):
             pilots[process.pid] = process
             pilot_s += time.time() - process.create_time()
         if done >= (0.9 if marks else 0.1) * total and len(marks) < 2:
@@ -137,7 +137,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if plan and done >= plan[0][0] * total:
             _, module = plan.pop(0)
             first = first or list(pilots.values())
-            victim = first.pop() if module == PILOT else next(iter(processes(folder, MANAGER, besides={})))
+            victim = first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))
             victim.kill()
             killed += 1
     if kills and killed != PILOTS + 1:
@@ -146,14 +146,6 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     return {
         "pilot_s": pilot_s, "seconds": last - began, "killed": killed, "per_s": (has - had) / (to_s - from_s),
     }  # fmt: skip
-
-
-def processes(folder: Path, module: str, *, besides: Collection[int]) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline() if process.pid not in besides else []
-            if module in words and any(word.startswith(str(folder)) for word in words):
-                yield process
 
 
 def is_alive(process: psutil.Process) -> bool:

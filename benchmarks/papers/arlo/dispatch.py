@@ -9,25 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from stoker.manager.policies.arlo.dispatch import THRESHOLD
-
-
-class Dispatcher(Protocol):
-    def add(self, instance: int, runtime: int) -> None: ...
-
-    def remove(self, instance: int) -> None: ...
-
-    def take(self, tokens: int) -> int:
-        """Return the instance for a request of this length; it is outstanding from now on."""
-
-    def done(self, instance: int) -> None: ...
-
-    def load(self, instance: int) -> int: ...
 
 
 class LoadBuckets:
@@ -98,6 +84,9 @@ class BucketDispatcher:
         level.drop(instance, old)
         level.put(instance, new)
         self._loads[instance] = new
+
+
+Dispatcher = BucketDispatcher | RuntimeQueues[int]
 
 
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:

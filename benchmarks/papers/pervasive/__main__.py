@@ -92,9 +92,7 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
 
 
 def keep(path: Path, found: Found) -> None:
-    parts = msgspec.to_builtins(found.without_looks())
-    lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
-    common.write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
+    common.write_parts(path, msgspec.to_builtins(found.without_looks()))
 
 
 def read(path: Path) -> Found:

@@ -12,7 +12,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.harness import Facts
-from benchmarks.papers.common import write_bytes
+from benchmarks.papers.common import write_parts
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid, read_grid
 from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, NOBODY, STATIC, Group, Reading, System
@@ -75,9 +75,8 @@ class Record(msgspec.Struct, frozen=True):
 
 def keep(path: Path, record: Record) -> None:
     parts = msgspec.to_builtins(record)
-    runs = b",\n".join(map(msgspec.json.encode, parts.pop("runs")))
-    lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
-    write_bytes(path, b"{\n" + b",\n".join([*lines, b'"runs": [\n%s]' % runs]) + b"\n}\n")
+    runs = parts.pop("runs")
+    write_parts(path, {**parts, "runs": runs})
 
 
 def read(path: Path) -> Record:

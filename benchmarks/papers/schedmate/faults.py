@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT, commit, machine
+from benchmarks.harness import ROOT, commit, machine, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
@@ -103,11 +103,7 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
     ]  # pilots get it
     app = stoker.app(attempt, context=device(operator))
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
-        until = time.monotonic() + 180
-        while len(session.status().pilots) < PILOTS:
-            if time.monotonic() > until:
-                raise SystemExit(f"not {PILOTS} pilots within 180 s: {session.status()}")
-            time.sleep(0.1)
+        until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)
         futures = [(case, app(case)) for case in cases]
         rows: dict[str, Any] = {}
         for case, future in futures:

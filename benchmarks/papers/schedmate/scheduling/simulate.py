@@ -34,8 +34,8 @@ TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free
 
 ERRORS: dict[str, errors.Predict] = {
     SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
-
-    OUR_AVERAGE: errors.resampled(errors.our_log_ratios()["average"]), PAPER: errors.PAPER, LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
+    OUR_AVERAGE: errors.resampled(errors.our_log_ratios()["average"]), PAPER: errors.PAPER,
+    LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
     SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
 }  # fmt: skip
