@@ -24,8 +24,7 @@ def test_the_threshold_falls_from_level_to_level() -> None:
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
 
-
-def test_where_all_are_congested_the_shortest_takes_it() -> None:
+    # Where all are congested, the shortest takes it.
     assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
 
 
