@@ -72,7 +72,9 @@ HEAD = (
 
 
 def write() -> str:
-    parts = [HEAD, _lacking()]
+    lacking = [row(what, ", ".join(map(_link, names))) for what, names in listed(RECORDS).items()]
+    said = "What records lack; all others have a command, a commit and a load:"
+    parts = [HEAD, said, "", *head("lacking", "records"), *lacking, ""]
     for path in sorted(RECORDS.glob("*.json")):
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and "tables" in found and "facts" in found:
@@ -81,12 +83,6 @@ def write() -> str:
             title, *lines = render(found).splitlines()
             parts += [f"#{title}, record {_link(path.name)}", *map(_deeper, lines), ""]
     return "\n".join(parts)
-
-
-def _lacking() -> str:
-    lines = ["What records lack; all others have a command, a commit and a load:", "", *head("lacking", "records")]
-    lines += [row(what, ", ".join(_link(name) for name in names)) for what, names in listed(RECORDS).items()]
-    return "\n".join([*lines, ""])
 
 
 def _link(name: str) -> str:

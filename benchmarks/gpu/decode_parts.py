@@ -68,10 +68,6 @@ def _by_transformers(llm: Any, batch: int, length: int, tokens: int, first_run: 
     return first_s, (all_s - first_s) / (tokens - 1)
 
 
-def _engine_facts(llm: Any) -> str:
-    return f"{llm.engine}: {llm.engine_chosen}"
-
-
 def _score(llm: Any, count: int) -> float:
     import time
 
@@ -93,7 +89,8 @@ def decode(answer: Answer, place: Place) -> None:
     with place.session():
         for at, (way, recipe) in enumerate(recipes.items()):
             try:
-                answer[f"{way}: engine"] = stoker.app(context=recipe)(_engine_facts)().result(80)
+                told = stoker.app(context=recipe)(lambda llm: f"{llm.engine}: {llm.engine_chosen}")
+                answer[f"{way}: engine"] = told().result(80)
                 for batch in BATCHES:
                     call = stoker.app(context=recipe)(_by_engine)(batch, PROMPT, TOKENS, 100 * at)
                     figures.add(way, batch, *call.result(60))

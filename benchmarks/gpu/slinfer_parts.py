@@ -75,7 +75,8 @@ def slinfer(answer: Answer, place: Place) -> None:
             count = models.warm_up(MODELS if policy == "slinfer" else 1)
             answer[f"{policy}: the first {count} models are loaded, s"] = time.perf_counter() - began
             if not requests:
-                for_s = _trace_s(place)
+                most_s = (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0
+                for_s = SHORTEST_S if REHEARSAL else max(SHORTEST_S, min(LONGEST_S, most_s))
                 requests = requests_at(RATE, seed=1, for_s=for_s)
                 answer["the trace of each side, s"] = for_s
                 answer["requests of each side"] = len(requests)
@@ -91,12 +92,6 @@ def slinfer(answer: Answer, place: Place) -> None:
             for what, mean in zip(("devices used", "libraries"), watch.means(), strict=True):
                 answer[f"{policy}: {what}, mean"] = mean
             answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)
-
-
-def _trace_s(place: Place) -> float:
-    if REHEARSAL:
-        return SHORTEST_S
-    return max(SHORTEST_S, min(LONGEST_S, (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0))
 
 
 def _folders(answer: Answer, place: Place) -> list[Path]:

@@ -85,7 +85,8 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
     logging.disable(logging.CRITICAL)
     seed = asked.seed + number
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
-        readers = _wanted(Path(place), asked, seed)
+        every = targets(Path(place), seed=seed, recorded=asked.journal)
+        readers = [reader for reader in every if asked.only in reader.name]
         share = asked.count // asked.processes
 
         def found(what: dict[str, Any]) -> None:
@@ -96,11 +97,6 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
             counts |= live(count=share // _LIFE_EVERY // len(lives()), seed=seed, found=found)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     say.put((number, counts, peak))
-
-
-def _wanted(place: Path, asked: argparse.Namespace, seed: int) -> list[Target]:
-    readers = targets(place, seed=seed, recorded=asked.journal)
-    return [reader for reader in readers if asked.only in reader.name]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -295,9 +295,6 @@ def variants(found: Found) -> str:
         [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
         where = "above" if said > max(values) else "below" if said < min(values) else "inside"
         where = "not counted" if first.variant == NONE_LOST else where
-        lines.append(variant_row(name, first, between(values), where))
+        shown = f"{first.value:,.0f}"
+        lines.append(row(name, f"{first.batch:,}", first.variant, shown, between(values), where))
     return "\n".join(lines)
-
-
-def variant_row(name: str, first: Prediction, every: str, where: str) -> str:
-    return row(name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", every, where)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import msgspec
 
@@ -116,8 +117,20 @@ def _run(
 
 
 def central(chosen: Chosen) -> list[Wanted]:
-    fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
-    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
+    """Return the runs of the most central set: of the loads, with learning, in other orders, of parts, and the rest."""
+    text = (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES])
+    learning = [scenarios.baseline(chosen, reading, Condition.ALL) for reading in Reading]
+    orders = [searching.other_order(chosen[reading]) for reading in (Reading.HOLD, Reading.AT_ONCE)]
+    found = [*others(chosen), *product(MAIN, text), *product((MEDIUM, HIGH), (scenarios.LEARNS, *learning))]
+    found += product((MEDIUM, HIGH), orders)
+    found += [(at("medium", each), system) for each in paper.EMERGENCES for system in scenarios.FIGURE_8_AB.values()]
+    found += [(MEDIUM, scenarios.of_window(each, usual_s=paper.WINDOW_S)) for each in paper.WINDOWS_S]
+    found += [(of_bank(size), NOBODY) for size in paper.BANK_SIZES]
+    found += product((*HEAVY[:-1], BOUND, APART, HEAVY[-1]), text)
+    found += product([BOUND], (scenarios.LEARNS, scenarios.baseline(chosen, Reading.HOLD, Condition.ALL)))
+    for reading in scenarios.OF_INFLESS:
+        found += [*product(VICUNA, [chosen[reading]]), *product([MEDIUM], scenarios.kept(chosen[reading]))]
+    return [*found, *product(FEWER_GPUS, (NOBODY, *chosen.values()))]
 
 
 def others(chosen: Chosen) -> list[Wanted]:
@@ -125,45 +138,3 @@ def others(chosen: Chosen) -> list[Wanted]:
     systems = [NOBODY, *chosen.values()]
     parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]
-
-
-def _loads(chosen: Chosen) -> Iterator[Wanted]:
-    for group in MAIN:
-        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
-            yield group, system
-
-
-def _learning(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (MEDIUM, HIGH):
-        yield group, scenarios.LEARNS
-        for reading in Reading:
-            yield group, scenarios.baseline(chosen, reading, Condition.ALL)
-
-
-def _orders(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (MEDIUM, HIGH):
-        for reading in (Reading.HOLD, Reading.AT_ONCE):
-            yield group, searching.other_order(chosen[reading])
-
-
-def _parts() -> Iterator[Wanted]:
-    for emergence in paper.EMERGENCES:
-        for system in scenarios.FIGURE_8_AB.values():
-            yield at("medium", emergence), system
-    for window_s in paper.WINDOWS_S:
-        yield MEDIUM, scenarios.of_window(window_s, usual_s=paper.WINDOW_S)
-    for size in paper.BANK_SIZES:
-        yield of_bank(size), NOBODY
-
-
-def _rest(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
-        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
-            yield group, system
-    for system in (scenarios.LEARNS, scenarios.baseline(chosen, Reading.HOLD, Condition.ALL)):
-        yield BOUND, system
-    for reading in scenarios.OF_INFLESS:
-        for group in VICUNA:
-            yield group, chosen[reading]
-        for system in scenarios.kept(chosen[reading]):
-            yield MEDIUM, system

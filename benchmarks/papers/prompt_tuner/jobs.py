@@ -130,17 +130,14 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
     most = max(needs, round(needs * parameters.bound))
     banked = uses_bank(job, emergence, parameters, bank)
     if banked:
-        needs = max(1, round(needs / (job.speedup * parameters.speedup * _worth(parameters))))
+        best, own = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
+        worth = math.exp(parameters.prompt_spread * (best - own))
+        needs = max(1, round(needs / (job.speedup * parameters.speedup * worth)))
     return Arrival(
         at_s=job.at_s, context=model.name, items=most, deadline_s=round(slo_s(job, emergence, parameters), 6),
         gang=(1, parameters.widest), items_done=min(needs, most),
         shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
     )  # fmt: skip
-
-
-def _worth(parameters: Parameters) -> float:
-    depths = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
-    return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
 
 
 def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
