@@ -76,7 +76,7 @@ def test_a_longer_tuning_counts_whole_and_a_needed_one_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("missing", ["lookup", "random", "listed", "a"])
-def test_a_task_without_its_records_or_a_whole_short_list_is_not_counted(missing: str) -> None:
+def test_a_task_without_its_records_or_short_list_is_not_counted(missing: str) -> None:
     assert of_task([one for one in records() if missing not in (one["part"], one["prompt"])], most=9) is None
 
 
