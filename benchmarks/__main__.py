@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -42,7 +41,7 @@ ELSEWHERE = {
     "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
     "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
 }
-"""Module, function and title of benchmarks that share a module; the others are `measure` of SUBJECT/NAME.py."""
+"""Module, function and title of benchmarks that share a module."""
 
 BENCHMARKS = {
     name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))
@@ -84,7 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name in asked.names or BENCHMARKS:
         begun = time.perf_counter()
         try:
-            table = _measure(name)(_say, quick=asked.quick)
+            module, function, _ = BENCHMARKS[name]
+            table: Table = getattr(import_module(module), function)(_say, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -92,7 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
         table = msgspec.structs.replace(table, seconds=round(time.perf_counter() - begun, 1))
         tables.append(table)
         print(
-            "\n".join(["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {_load()}"]), flush=True
+            "\n".join(
+                ["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}"]
+            ),
+            flush=True,
         )
     facts = clock.facts()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -123,12 +126,6 @@ def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
     return 0
 
 
-def _measure(name: str) -> Callable[..., Table]:
-    module, function, _ = BENCHMARKS[name]
-    found: Callable[..., Table] = getattr(import_module(module), function)
-    return found
-
-
 def _listed() -> str:
     lines = []
     for subject, names in SUBJECTS.items():
@@ -141,10 +138,6 @@ def _listed() -> str:
 
 def _say(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
-
-
-def _load() -> str:
-    return f"{os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.before ../before [noop core_events restart ...] [--pairs 4]
 
-Pairs are taken in the order A B B A, so neither side always has the warmer machine. Each line is what this checkout
-does better than the other: a ratio of rates, or the inverse ratio of times, so at least 0.95 means "not worse".
-`--json FILE` keeps every number with the machine, the load and both commits.
+Pairs run in the order A B B A. Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not
+worse". `--json FILE` keeps every number.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,21 +23,20 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, commit, machine, spread, take_turns
+from benchmarks.harness import ROOT, commit, machine, output_of, spread, take_turns
 
 BAR = 0.95
 LIMIT_S = 900.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One figure: the side that gives it, and whether more of it is better."""
+    """`own_side`: both checkouts run this checkout's side, with their own Stoker."""
 
     arguments: tuple[str, ...]
     figure: Callable[[dict[str, Any]], float]
     unit: str
     more_is_better: bool = True
     own_side: bool = False
-    """Whether both checkouts run this checkout's side, because earlier ones have none: with their own Stoker."""
 
 
 def _rate(found: dict[str, Any]) -> float:
@@ -72,7 +69,7 @@ CASES = {
 
 
 def environment_of(checkout: Path, modules: Path, home: str) -> tuple[str, dict[str, str]]:
-    """Return a checkout's interpreter, and the environment in which it finds `benchmarks` in `modules`."""
+    """Return a checkout's interpreter and environment; `benchmarks` comes from `modules`."""
     python = checkout / ".venv" / "bin" / "python"
     path = f"{python.parent}:{os.environ.get('PATH', '')}"
     return str(python), {**os.environ, "PYTHONPATH": str(modules), "PATH": path, "STOKER_HOME": home}
@@ -82,13 +79,8 @@ def side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         python, environment = environment_of(checkout, ROOT if case.own_side else checkout, own)
         command = [python, "-m", *case.arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=own, env=environment)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        raise RuntimeError(
-            f"{' '.join(case.arguments)} in {checkout} failed\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
-        )
-    found = json.loads(lines[-1])
+        said = output_of(command, timeout_s=LIMIT_S, folder=own, environment=environment)
+    found = json.loads(said.splitlines()[-1])
     if "verdicts" in found:  # both checkouts are to give the same
         print(f"  verdicts of {checkout.name}: {found['verdicts']}", file=sys.stderr)
     return case.figure(found)
@@ -107,7 +99,7 @@ def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[s
 
 
 def options(about: str | None, cases: Collection[str], **counts: int) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Parse what to compare, and return it with the record's first lines."""
+    """Parse what to compare. Return it with the record's first lines."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("other", type=lambda path: Path(path).resolve(), help="another checkout, with its own .venv")
     ask.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; all if none is named")

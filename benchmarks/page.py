@@ -1,7 +1,6 @@
 """The page that `make bench` ends with: every bar as a picture, met or missed.
 
-It is one HTML file. A line shows the median as a part of what is wanted, on a logarithmic scale, with the range of the
-repeats; right of the vertical line is better, whether more or less was wanted.
+A line shows median and range as a part of what is wanted, on a logarithmic scale; right of the vertical line is better.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ _AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
 _LOGGING = "python_app with Parsl's default logging, calls/s"
 _DIRECT = "calls/s, TaskVine direct"
 _TASKVINE = ("taskvine-a7c089d", "taskvine")
-"""Two records, of different commits. Apart from the load, the machine's other work is unknown."""
+"""Two records, of different commits."""
 
 
 class BenchRecord(msgspec.Struct, frozen=True):
-    """A record that `make bench ARGS="NAME --json FILE"` has written, as far as it is quoted."""
+    """A record of `make bench ARGS="NAME --json FILE"`, as far as it is quoted."""
 
     facts: Facts
     tables: list[Table]
@@ -252,7 +252,7 @@ def _none_against_full(record: BenchRecord, which: str) -> Line:
 
 
 class GpuLoads(NamedTuple):
-    """Seconds until a model can be called, of one run of `make gpu`; the model's size in bytes."""
+    """Seconds until a model can be called, of one run of `make gpu`."""
 
     model: str
     at: str
@@ -289,7 +289,6 @@ def gpu() -> tuple[str, str]:
 
 
 def tuning() -> tuple[str, str]:
-    """The sentence of docs/performance.md on where a real tuning job's time goes: how it begins, and all of it."""
     record = read("tuning_times")
     communication, fixed, error = (
         spread(record.last(what), digits=record.line(what).last_digits)

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.quotes`: put what README and docs quote of the reproductions into them, from their records.
+"""`python -m benchmarks.quotes`: update what README and docs quote of the reproductions, from their records.
 
-Each quote is a whole line, found by how it begins. A test compares them, so that no quote outlives its record.
+Each quote is a whole line, found by how it begins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ def quotes() -> list[Quote]:
     performance = ROOT / "docs" / "performance.md"
     found = [_quote(performance, _TUNER, _headline(record))]
     found += [_quote(performance, begins, line) for begins, line in _schedulers(record)]
-    found.append(_quote(performance, "In the simulator, medium load", _condition(record)))
+    condition = (
+        f"In the simulator, medium load on 32 GPUs, S = 1, the most central of {len(record.sets)} sets of"
+        f" assumptions, {len(record.seeds)} seeds, 95 % intervals; no scheduler learns from earlier jobs, as in the"
+        " paper:"
+    )
+    found.append(_quote(performance, "In the simulator, medium load", condition))
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
     found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
     found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
@@ -106,14 +111,6 @@ def _found(sets: Sequence[Evaluation], system: System) -> tuple[str, str, str, s
         return f"{late} %", between, "1", ""
     times, dearer = over(those, lambda one: one.times_the_cost(MEDIUM, system, NOBODY)).shown(digits=2)
     return f"{late} %", between if len(those) > 1 else "", times, dearer if len(those) > 1 else ""
-
-
-def _condition(record: Record) -> str:
-    return (
-        f"In the simulator, medium load on 32 GPUs, S = 1, the most central of {len(record.sets)} sets of"
-        f" assumptions, {len(record.seeds)} seeds, 95 % intervals; no scheduler learns from earlier jobs, as in the"
-        " paper:"
-    )
 
 
 def _judged(record: Record) -> str:

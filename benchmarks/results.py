@@ -1,8 +1,4 @@
-"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
-
-The page has every table of each record with its command, commit, machine and load, and first what records lack of
-these. A test compares the page with the records.
-"""
+"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`."""
 
 from __future__ import annotations
 
@@ -19,11 +15,11 @@ from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
-"""Each side's name in records. `here`: the commit, in records that compare this checkout with another."""
+"""Names in records. `here`: in comparisons with another checkout."""
 
 
 def lacks(record: Any) -> list[str]:
-    """Missing parts of a record, in words; empty if it has a command, a commit without changes, and a load."""
+    """Return the missing parts of a record, in words."""
     said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
     commits = [str(value) for name, value in said if name in _NAMES["commit"]]
@@ -50,16 +46,13 @@ def _said(record: Any) -> Iterator[tuple[str, Any]]:
         for name, value in record.items():
             yield name, value
             if name == "facts" and isinstance(value, list):
-                yield from (_of_sentence(each) for each in value)
+                for text in value:
+                    first, _, rest = text.partition(" ")
+                    yield ("command", text) if text.startswith("`python") else (first, rest)
             elif name == "machine" and "load average" in str(value):
                 yield "load", value
             else:
                 yield from _said(value)
-
-
-def _of_sentence(text: str) -> tuple[str, str]:
-    first, _, rest = text.partition(" ")
-    return ("command", text) if text.startswith("`python") else (first, rest)
 
 
 HERE = Path(__file__).parent
@@ -79,20 +72,17 @@ HEAD = (
 
 
 def write() -> str:
-    parts = [HEAD, _lacking()]
+    lacking = [row(what, ", ".join(map(_link, names))) for what, names in listed(RECORDS).items()]
+    said = "What records lack; all others have a command, a commit and a load:"
+    parts = [HEAD, said, "", *head("lacking", "records"), *lacking, ""]
     for path in sorted(RECORDS.glob("*.json")):
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and "tables" in found and "facts" in found:
             parts.append(_record(path.name, found))
         elif isinstance(found, dict) and "rehearsal" in found:
-            parts.append(_gpu_record(path.name, found))
+            title, *lines = render(found).splitlines()
+            parts += [f"#{title}, record {_link(path.name)}", *map(_deeper, lines), ""]
     return "\n".join(parts)
-
-
-def _lacking() -> str:
-    lines = ["What records lack; all others have a command, a commit and a load:", "", *head("lacking", "records")]
-    lines += [row(what, ", ".join(_link(name) for name in names)) for what, names in listed(RECORDS).items()]
-    return "\n".join([*lines, ""])
 
 
 def _link(name: str) -> str:
@@ -106,11 +96,6 @@ def _record(name: str, found: dict[str, Any]) -> str:
     lines = [_deeper(line) for table in tables for line in show(table)]
     heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
     return "\n".join([heading, "", paragraph(f"Record {_link(name)}: {said}."), "", *lines])
-
-
-def _gpu_record(name: str, found: dict[str, Any]) -> str:
-    title, *lines = render(found).splitlines()
-    return "\n".join([f"#{title}, record {_link(name)}", *(_deeper(line) for line in lines), ""])
 
 
 def _deeper(line: str) -> str:

@@ -1,7 +1,4 @@
-"""The result of a benchmark, whether it meets its bar, and prose with computed numbers.
-
-A bar is not met without numbers, with a number that is not finite, or with fewer repeats than it asks for.
-"""
+"""The result of a benchmark, whether it meets its bar, and prose with computed numbers."""
 
 from __future__ import annotations
 
@@ -18,18 +15,14 @@ from benchmarks.harness import ratios, spread
 
 class Verdict(enum.Enum):
     MET = "met"
-    """The median is on the right side of the bar."""
     MISSED = "MISSED"
-    """It is not, or it is not a number."""
     TOO_FEW = "too few repeats"
-    """Nothing can be said: there are fewer numbers than the bar asks for."""
     NOT_JUDGED = "not judged"
-    """A quick run, in which sizes are too small for any bar."""
     NO_BAR = ""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit for a median: `at_least` or `at_most`, exactly one of them. `repeats`: the fewest numbers it takes."""
+    """A limit for a median, `at_least` or `at_most`. It needs `repeats` numbers, all finite."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -58,11 +51,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a table.
-
-    `cells`: numbers by heading, one a repeat; the bar judges the last cell. `digits`: of all cells but the last, which
-    has `last_digits`.
-    """
+    """One line of a table. `cells`: numbers by heading, one a repeat; the bar judges the last cell, which has
+    `last_digits`."""
 
     what: str
     cells: dict[str, list[float]]
@@ -89,7 +79,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one benchmark. `skipped` says why it has none; `notes` are lines below the table."""
+    """The result of one benchmark. `skipped`: why it has none; `notes`: lines below the table."""
 
     name: str
     title: str

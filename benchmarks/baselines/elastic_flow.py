@@ -2,17 +2,18 @@
 
 `elastic_flow_plan` decides how many devices each job gets; this module carries the plan out.
 
-1. A job with a deadline is admitted or not when it comes. Jobs that are not admitted, jobs without a deadline and
-   admitted jobs that become late get what the others leave. ElasticFlow refuses to run them; PromptTuner counts them
-   as late. `drop_late` drops them.
-2. Sizes are planned again when jobs come or end, and when the plan itself changes sizes, but at most once in `slot_s`.
-   A running job of another size is evicted and resumes from its checkpoint. With `rescale=False` it keeps its size.
-3. Nothing is reused (§6.1): each start loads the context on each device, so each start costs a cold start. The plan
-   counts it.
-4. All devices belong to the policy all the time, so its cost counts all of them.
+1. A job with a deadline is admitted or not when it comes. Other jobs and late ones get what is left. ElasticFlow
+refuses to run them; PromptTuner counts them as late. `drop_late` drops them.
 
-A job is planned with all of its items, or with `learn` with the most items that the last jobs of its kind did. A job
-that never reports progress cannot be evicted; a call for one library is never evicted.
+2. Sizes are planned again when jobs come or end or the plan changes sizes, at most once in `slot_s`. A running job of
+another size is evicted and resumes from its checkpoint. With `rescale=False` it keeps its size.
+
+3. Nothing is reused (§6.1): each start loads the context on each device.
+
+4. Its cost counts all devices, all the time.
+
+A job is planned with all of its items, or with `learn` with the most that the last jobs of its kind did. A job that
+never reports progress and a call for one library are never evicted.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Po
 
 
 class ElasticFlow(InRounds):
-    """Dispatch and loads of the baseline. Times are in seconds."""
-
     def __init__(
         self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,
         period_s: float = 0.05,
@@ -56,7 +55,7 @@ class ElasticFlow(InRounds):
         self.learn = learn
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
-        """Replicas that each call is to have, by the last plan."""
+        """Replicas by the last plan."""
         self._places: dict[int, list[Place]] = {}
         """The devices of each call's libraries, loaded or loading."""
         self._sent: set[int] = set()
@@ -210,8 +209,5 @@ def _turn(call: Call) -> tuple[float, ...]:
 
 
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """ElasticFlow: decide on arrival whether a deadline is guaranteed, and resize running calls as load changes.
-
-    `settings` are `ElasticFlow`'s.
-    """
+    """ElasticFlow: decide on arrival whether a deadline is guaranteed, and resize running calls as load changes."""
     return policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

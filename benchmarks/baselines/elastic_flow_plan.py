@@ -1,25 +1,31 @@
 """ElasticFlow's plan (Gu et al., ASPLOS 2023): how many devices each job of a fixed cluster gets, from times alone.
 
-More devices end a job sooner but cost more device time, since speedup is below linear. So a job gets as few devices as
-its deadline allows (its *minimum satisfactory share*), and free devices go where they cost the least device time.
+More devices end a job sooner but cost more device time. So a job gets as few as its deadline allows (its *minimum
+satisfactory share*), and free devices go where they cost the least device time.
 
-- `minimum_shares` (progressive filling): jobs in the order of their deadlines. Each gets the smallest size with which
-  it is in time on the devices that earlier jobs leave; where they leave fewer, it runs on fewer for that time.
+- `minimum_shares` (progressive filling): in the order of deadlines, each job gets the smallest size with which it is in
+time on the devices that earlier jobs leave.
+
 - `admits`: a new job is admitted if it is in time and makes no other job late.
-- `elastic`: free devices are given out one step at a time, first to jobs that have none, then to the job whose device
-  time grows least for each device more.
+
+- `elastic`: free devices go step by step, first to jobs that have none, then to the job whose device time grows least
+for each device more.
 
 Sizes are powers of two, times the devices of a replica, so jobs fit whenever their sum does (buddy allocation).
 
-Sources: the paper's abstract, its published simulator and traces (github.com/gudiandian/ElasticFlow-artifact), and
-public summaries of the paper. Differences:
+Sources: the paper's abstract, its published simulator (github.com/gudiandian/ElasticFlow-artifact), and public
+summaries. Differences:
 
-- Time is cut where something changes, not into slots of equal length.
+- Time is cut where something changes, not into slots.
+
 - The plan counts a start of `start_s`; the simulator adds it after planning.
-- A step may skip sizes, so a running job can return to the size that it has, which saves a start.
-- A step counts the device time until the job ends, not of one slot: with long starts no change pays within a slot.
-  The simulator sorts these steps the other way round; here the least device time goes first, as the paper says.
+
+- A step may skip sizes, so a running job can return to its size.
+
+- A step counts the device time until the job ends, not of one slot, and the least goes first, as the paper says.
+
 - Filling goes forward with one size; the simulator fills back from the deadline with two.
+
 - The simulator refuses new jobs while any job is late. Here only a job that does harm is refused.
 
 Times are in seconds on the manager's clock; sizes are in devices.
@@ -38,8 +44,8 @@ import msgspec
 class Job(msgspec.Struct, frozen=True):
     """A job in a plan. `run_s`: its sizes, ascending, each with the seconds that its rest takes.
 
-    `deadline_at`: 0 = none. `size`: its present size (0 = it waits); `lag_s`: the time until it resumes with that size.
-    `start_s`: the time of a start or a change of size. A `fixed` job keeps its size.
+    `deadline_at`: 0 = none. `size`: its present size (0 = it waits); `lag_s`: until it resumes with that size.
+    `start_s`: of a start or a change of size.
     """
 
     id: int
@@ -67,7 +73,7 @@ def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int =
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A job's allocation: numbers of devices over time."""
+    """A job's numbers of devices over time."""
 
     pieces: tuple[tuple[float, float, int], ...]
 
@@ -80,7 +86,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Free:
-    """Devices without an allocation, from now on for ever."""
+    """Devices without an allocation, over time."""
 
     __slots__ = ("_at", "_count")
 
@@ -107,7 +113,7 @@ class Free:
 
 
 def fill(job: Job, size: int, free: Free) -> Share | None:
-    """Return the share of a job with this size, or with fewer devices where fewer are free; None if it never ends."""
+    """Return the share of a job with this size, or fewer devices where fewer are free; None if it never ends."""
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
@@ -129,7 +135,7 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
 
 
 def minimum_share(job: Job, free: Free) -> Share | None:
-    """The smallest size with which the job is in time; None if no size is (or it has no deadline)."""
+    """Return the smallest share that is in time; None if there is none."""
     for size, seconds in job.run_s:
         share = fill(job, size, free) if seconds < math.inf else None
         if share is not None and share.ends_at <= job.deadline_at:
@@ -138,7 +144,7 @@ def minimum_share(job: Job, free: Free) -> Share | None:
 
 
 def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int, Share]:
-    """Shares of all jobs that are in time with one, by id. Late jobs get none."""
+    """Return shares of all jobs that are in time with one, by id."""
     free = Free(devices, now=now)
     line = sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id))
     shares: dict[int, Share] = {}
@@ -176,7 +182,7 @@ def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now:
 
 
 _Step = tuple[float, float, int, int, int]
-"""Device seconds more for each device more, the deadline, the job, its size before and after."""
+"""Device seconds more a device, the deadline, the job, its size before and after."""
 
 
 def _steps(job: Job, has: int) -> Iterator[_Step]:

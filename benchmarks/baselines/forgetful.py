@@ -1,7 +1,7 @@
 """Nothing is kept: each call has its own library, which is unloaded after the call.
 
-Parsl's HTEX works like this ("no context" and "partial context" in Pervasive Context Management §4.2). Whether files
-stay on the node's disk is the recipe's awareness; `disk_only` and `no_awareness` set it in a simulated run.
+Parsl's HTEX works like this (Pervasive Context Management §4.2). Whether files stay on the node's disk is the recipe's
+awareness; `disk_only` and `no_awareness` set it in a simulated run.
 """
 
 from __future__ import annotations

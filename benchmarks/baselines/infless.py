@@ -1,22 +1,26 @@
 """INFless (Yang et al., ASPLOS 2022) for jobs of several devices, as PromptTuner (§3.2, §6.1) takes it as a baseline.
 
-INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several
-instances. INFless' source is not public; the rules are what PromptTuner and public summaries of INFless say, and where
-both are silent, the best for INFless. An instance is a replica here: one library with its own devices.
+INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several.
+INFless' source is not public; the rules are from PromptTuner and public summaries, and where both are silent, the best
+for INFless. An instance is one library with its own devices.
 
-1. *How many*: a job gets the fewest instances with which it is predicted to be in time. Predictions are taken `margin`
-   longer (a tenth). Idle instances of the model come first; missing ones are launched at once, and the job waits for
-   the slowest while the idle ones are held.
-2. A job never waits for instances that others give back soon, and nothing is taken from another model.
-3. Without enough idle instances and free devices the job waits, and is looked at again after each change, in order of
-   arrival or deadline (`order`); jobs that fit pass it. By default it holds nothing meanwhile. With `hold` it keeps
-   what it gets (§3.2), and begins on it when it can no longer be in time: else two such jobs could wait for ever.
+1. *How many*: a job gets the fewest instances with which it is predicted to be in time; predictions are `margin`
+longer. Idle instances come first; missing ones are launched at once, and the job waits for the slowest while the idle
+ones are held.
+
+2. A job never waits for instances that others give back, and nothing is taken from another model.
+
+3. Without enough instances and free devices the job waits, in order of arrival or deadline (`order`); jobs that fit
+pass it. With `hold` it keeps what it gets (§3.2), and begins on it when it can no longer be in time: else two such jobs
+could wait for ever.
+
 4. A job that cannot be in time runs on the fewest instances that it can run on.
-5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances. Missing ones are
-   launched where devices are free; the others end after the keep-alive time.
+
+5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances.
+
 6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short time, mixed
-   by `gamma` (0.5 in the paper); `most_s` until there are enough times. `keep_alive_s` replaces it. The paper's second
-   window, a start before the next request, is shorter than a launch here, so it is left out.
+by `gamma` (0.5 in the paper); `most_s` until there are enough. `keep_alive_s` replaces it. The paper's second window, a
+start before the next request, is shorter than a launch here, so it is left out.
 
 A comparison must first search the settings: `order`, `hold`, `window_s`, `keep_alive_s`, `gamma`, `margin`, `learn`.
 """
@@ -27,6 +31,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -51,11 +56,11 @@ from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies,
 
 _ENOUGH = 8
 _RECENT = 20
-"""A job's predicted time is a mean over about this many jobs."""
+"""A predicted time is a mean over about this many jobs."""
 
 
 class Traffic:
-    """Times of a model's jobs in the last `long_s`, and their durations."""
+    """Arrivals of a model's jobs in the last `long_s`, and their mean instance-seconds."""
 
     __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
 
@@ -79,7 +84,7 @@ class Traffic:
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 
     def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
-        """Return the quantile of the times between arrivals, mixed by `gamma`; None while there are too few."""
+        """Return the mixed quantile of the times between arrivals; None while there are too few."""
         long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
         if long_s is None:
             return None
@@ -93,21 +98,21 @@ class Traffic:
 
 
 _LOOK_AGAIN_S = 1.0
-"""Jobs that wait lose hope, and traffic falls, as time goes by."""
+"""Jobs lose hope, and traffic falls, as time goes by."""
 
 
 class Order(enum.Enum):
-    """Whose turn is first, of the jobs of a model."""
+    """Of the jobs of a model."""
 
     ARRIVAL = "arrival"
     DEADLINE = "deadline"
 
 
+@dataclass
 class _Stock:
-    __slots__ = ("coming", "free", "idle")
-
-    def __init__(self, idle: list[Library], coming: list[Library], free: list[tuple[Device, ...]]) -> None:
-        self.idle, self.coming, self.free = idle, coming, free
+    idle: list[Library]
+    coming: list[Library]
+    free: list[tuple[Device, ...]]
 
     @property
     def count(self) -> int:
@@ -115,9 +120,8 @@ class _Stock:
 
 
 class Infless(InRounds):
-    """Dispatch and instances of the baseline. Times are in seconds. Without `keep_alive_s`, idle instances stay as long
-    as the histogram says, between `least_s` and `most_s`.
-    """
+    """Times are in seconds. Without `keep_alive_s`, idle instances stay between `least_s` and `most_s`, by the
+    histogram."""
 
     def __init__(
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
@@ -136,9 +140,9 @@ class Infless(InRounds):
         self.margin = margin
         self.learn = learn
         self._crews: dict[int, list[Place]] = {}
-        """Jobs that wait for instances of theirs to be launched, and where all of these are."""
+        """The places of jobs that wait for launches."""
         self._wanted: dict[int, int] = {}
-        """With `hold`: of such jobs, how many instances they wait for in all."""
+        """With `hold`: how many instances such jobs wait for in all."""
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
@@ -315,8 +319,5 @@ class Infless(InRounds):
 
 
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless).
-
-    `settings` are `Infless`'s.
-    """
+    """Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless)."""
     return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

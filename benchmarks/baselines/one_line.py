@@ -1,7 +1,6 @@
 """Shared by policies that keep the calls of a context in one line, with that context loaded on every device.
 
-Rounds plan calls, at most ten a second and only after a change. A library has one device, and all libraries of a
-context are alike, so a call for n libraries runs on any n free ones.
+Rounds plan calls, at most ten a second and only after a change. A call for n libraries runs on any n free ones.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class EveryDevice(WholeDevice):
     honours = frozenset()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """A load for each device that holds nothing, and an end for gangs that are larger than the site."""
+        """A load for each empty device, or an end for gangs larger than the site."""
         key = RecipeKey(context.recipe.key)
         loads = [
             Load(key, device.pilot.id, (device.id,), device.facts.memory_bytes)
@@ -35,7 +34,7 @@ class EveryDevice(WholeDevice):
 
 
 class OneLine(InRounds):
-    """Dispatch in rounds that hears which calls came, waits again and ended."""
+    """Dispatch in rounds."""
 
     honours = frozenset({"priority"})
 
@@ -54,14 +53,11 @@ def waiting_among(view: View, changes: Changes) -> list[Call]:
     return [call for call in found if call is not None and call.state is CallState.WAITING]
 
 
-def free_for(call: Call) -> list[Library]:
-    return [library for library in call.group.context.idle.values() if is_free(library) and library.admits(call)]
-
-
 def start(call: Call) -> Action | None:
-    """The order to begin a call on its smallest number of libraries; None if too few are free."""
+    """Begin a call on its smallest number of libraries; None if too few are free."""
     count = max(1, call.group.options.gang[0])
     if len(call.group.context.idle) < count:
         return None
-    chosen = list(islice(free_for(call), count))
+    free = (library for library in call.group.context.idle.values() if is_free(library) and library.admits(call))
+    chosen = list(islice(free, count))
     return send(call, chosen) if len(chosen) == count else None

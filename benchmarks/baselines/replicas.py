@@ -1,7 +1,6 @@
 """Shared by policies of gangs that plan in rounds: replicas on whole devices, and how long a call takes on them.
 
-Dispatch plans and orders loads; residency (`ByOrder`) only says where a replica could be. A replica is one library
-with one or several devices of one pilot.
+Dispatch plans and orders loads; residency (`ByOrder`) says where a replica could be. A replica is one library.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from stoker.manager.policies.residency import UNKNOWN_LOAD_S, WholeDevice
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 
 UNKNOWN_RUN_S = 30.0
-"""How long a call is taken to run before one has."""
+"""A call's assumed time before one has run."""
 _ANY_MOMENT = 0.01
-"""Assumed remaining time of a call that should be done by now."""
+"""Assumed remaining time of an overdue call."""
 
 Place = tuple[PilotId, tuple[DeviceId, ...]]
 
@@ -69,7 +68,7 @@ class ByOrder(WholeDevice):
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
-        """Return the places for a replica now; the most crowded nodes come first, so that whole nodes stay free."""
+        """Return the places for a replica now; the most crowded nodes first, so that whole nodes stay free."""
         alive = any(library.usable for library in context.libraries.values())
         return list(self.open_places(view, context, desperate=not alive))
 

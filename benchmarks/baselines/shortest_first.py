@@ -64,7 +64,7 @@ class InOrder(OneLine):
 
 
 def fifo(*, provisioning: Provisioning | None = None, skip: bool = False, period_s: float = PERIOD_S) -> Policies:
-    return shortest_first(provisioning=provisioning, expected_s=_all_alike, skip=skip, period_s=period_s)
+    return shortest_first(provisioning=provisioning, expected_s=lambda _: 0.0, skip=skip, period_s=period_s)
 
 
 def shortest_first(
@@ -74,7 +74,3 @@ def shortest_first(
     asked = provisioning or KeepBlocks()
     dispatch = InOrder(expected_s=expected_s, skip=skip, period_s=period_s)
     return Policies(dispatch, EveryDevice(provisioning=asked), asked)
-
-
-def _all_alike(call: Call) -> float:  # noqa: ARG001
-    return 0.0

@@ -1,4 +1,4 @@
-"""Recorded texts and figures that experiments are judged on, each compressed in a file of this folder."""
+"""Recorded texts and figures for experiments, each in a compressed file of this folder."""
 
 from __future__ import annotations
 

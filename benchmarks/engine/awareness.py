@@ -1,13 +1,13 @@
 """The value of awareness: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
 
-Every number is the clock time of a whole `stoker run fact_verification` process. Both sides of a pair run in turn.
+Numbers are clock times of whole `stoker run fact_verification` processes; sides run in turn.
 
-1. Full against what it cannot avoid: one load a slot, and the inferences alone. *Load*: the mean time from the start of
-   a library to a context that can be called. *Inferences alone*: the clock time of the same calls over hot slots, which
-   `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` measures and prints as JSON. A second line takes
-   the run's own time in the model, divided by the slots: a machine that drifts between runs does not change it.
+1. Full against a load a slot and the inferences alone. *Inferences alone*: the same calls over hot slots, by `python -m
+benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line takes the run's own time in the model, divided
+by the slots.
+
 2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot. Below full each call imports and
-   loads for itself, so the worth of full grows with the number of calls, up to (load + call) / call.
+loads for itself.
 """
 
 from __future__ import annotations

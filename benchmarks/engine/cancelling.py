@@ -2,9 +2,8 @@
 
     python -m benchmarks.engine.cancelling --repeats 5
 
-Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens without a stream and leaves after 3 s. The gap
-is the longest time between two events of A after B's request, against the gap without B. Then a program cancels running
-calls in libraries of one slot: the time is from `cancel()` to the next call in that slot.
+Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens and leaves after 3 s. The gap is the longest
+time between two events of A. Then a program cancels calls in libraries of one slot: the time until the next call there.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
 
 
 def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
-    """The longest gap of each repeat in seconds, without and with a client that leaves, and the libraries started."""
+    """Return the longest gap of each repeat in seconds, without and with a client that leaves, and the libraries."""
     (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
     (folder / "site.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\ninit_blocks = 1\nmax_blocks = 1\n')
     command = [*STOKER, "serve", "site.toml", "models.toml", "--port", str(_PORT)]

@@ -1,9 +1,9 @@
 """Requests at once into one library with 32 slots: time in Stoker a request, besides the function's own.
 
-A request waits for 50 ms, as in an engine's batch, or does nothing. The time in Stoker is the excess of the whole over
-the requests, 32 at a time, divided by their number. Each repeat has a new session.
+A request waits for 50 ms or does nothing. The time in Stoker is the excess of the whole over the requests, 32 at a
+time.
 
-python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
+    python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import stoker
-from benchmarks.harness import ratios, run_side, side_options
+from benchmarks.harness import in_turns, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.site import Pilot, Site
 
@@ -25,14 +26,11 @@ SIDE = "benchmarks.engine.concurrent_requests"
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, sizes = (1, (32, 64)) if quick else (5, (100, 1000, 10_000))
-    found: dict[tuple[int, int], list[float]] = {(ms, size): [] for ms in (50, 0) for size in sizes}
-    for repeat in range(repeats):
-        for request_ms in (50, 0):
-            one = run_side(SIDE, "--request-ms", str(request_ms), "--calls", *map(str, sizes))
-            for size in sizes:
-                found[request_ms, size].append(one["own_ms"][str(size)])
-        latest = ", ".join(f"{ms} ms x {size:,}: {numbers[-1]:.3f}" for (ms, size), numbers in found.items())
-        say(f"repeat {repeat + 1} of {repeats}: {latest}")
+    found: dict[tuple[int, int], list[float]] = {}
+    sides = {ms: partial(run_side, SIDE, "--request-ms", str(ms), "--calls", *map(str, sizes)) for ms in (50, 0)}
+    for ms, several in in_turns(sides, repeats, say, lambda ms, one: f"{ms} ms: {one['own_ms']}").items():
+        for size in sizes:
+            found[ms, size] = [one["own_ms"][str(size)] for one in several]
     lines = [
         Line(
             what=f"{size:,} requests that {f'wait for {ms} ms' if ms else 'do nothing'}", cells={"ms": numbers},

@@ -1,52 +1,35 @@
 """The manager's core alone: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
-An event is a call's arrival or end. They come as the live loop delivers them: arrivals in Submit messages of 256 calls,
-ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. As many calls arrive as end.
-Only the processor time of `Core.handle` counts: no sockets, no journal, no encoding.
+An event is a call's arrival or end. Arrivals come in Submit messages of 256 calls, ends in frames of 16 to 32, from
+1,000 pilots with one hot library each. Only the processor time of `Core.handle` counts. Libraries have 32 slots; with
+`--slots 1` calls of 0.2 ms go through the prefetch window.
 
-Libraries have 32 slots, so frames keep their size. With `--slots 1` calls of 0.2 ms go through the prefetch window,
-whose fair share makes frames of one or two ends when few calls wait.
-
-    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
+    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
 """
 
 from __future__ import annotations
 
-import cProfile
 import gc
 import json
-import pstats
 import random
 import statistics
-import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore, collect_as_the_live_loop
+from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
+from stoker.manager.core.events import Event, FromClient
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
-from stoker.protocol.calls import CallEnd, CallSpec
-from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    ClientHello,
-    DefineFunction,
-    DefineRecipe,
-    DeviceFacts,
-    LibraryReady,
-    PilotHello,
-    Received,
-    Submit,
-)
-from stoker.protocol.to_manager import FromClient as ClientMessage
-from stoker.protocol.to_manager import FromPilot as PilotMessage
-from stoker.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, PilotId, RecipeKey
+from stoker.protocol.to_manager import ClientHello, DefineFunction, DefineRecipe, DeviceFacts, Received, Submit
 
 SIDE = "benchmarks.engine.core_events"
 EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
@@ -55,16 +38,12 @@ MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
-    small = ("--pilots", "50", "--events", "20000") if quick else ()
-    rates: dict[int, list[float]] = {size: [] for size in sizes}
-    for repeat in range(repeats):
-        for size in sizes:  # in turn, each in a fresh process: a machine that drifts does so for all
-            found = run_side(SIDE, "--json", "--queued", str(size), "--repeats", "1", *small)
-            rates[size] += found["events_per_second"][str(size)]
-        say(
-            f"{repeat + 1} of {repeats}: "
-            + ", ".join(f"{size:,} queued {some[-1]:,.0f}" for size, some in rates.items())
-        )
+    small = ("--repeats", "1", *(("--pilots", "50", "--events", "20000") if quick else ()))
+
+    def rate(size: int) -> float:
+        return float(run_side(SIDE, "--json", "--queued", str(size), *small)["events_per_second"][str(size)][0])
+
+    rates = in_turns({size: partial(rate, size) for size in sizes}, repeats, say)
     lines = [
         Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=Bar(at_least=200_000), last_digits=0)
         for queued, numbers in rates.items()
@@ -93,33 +72,22 @@ def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
 SUBMIT, PAYLOAD = 256, b"x" * 64
 
 
-class Load:
+class Load(DrivenCore):
     """A core with pilots, hot libraries and a queue, and its pilots' calls."""
 
     def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
+        super().__init__(Core(SESSION, default_policies()))
         self.run_s = 0.0002 if slots == 1 else 1.0
         self.queued = queued
-        self.core = Core("bench", default_policies())
-        self.spent = 0.0
-        self.now = 0.0
-        self.results = 0
-        self.frames = 0
+        self.calls = self.results = self.frames = 0
         self.chance = random.Random(pilots + queued)
-        self.held: dict[int, list[CallId]] = {}
-        self.home: dict[int, PilotId] = {}
-        self._frames: dict[str, int] = {}
-        self.calls = 0
-        self.client(ClientHello(wire.VERSION, "bench"))
+        facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
+        self.join(*((PilotId(f"node{n}-ab12"), facts) for n in range(pilots)))
         self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
-        for n in range(pilots):
-            facts = DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9)
-            self.pilot(
-                PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False
-            )
         while len(self.held) < pilots or not all(self.held.values()):
             self.submit(SUBMIT)
         for library in list(self.held):  # run times become known, and prefetch windows open
-            self.end(library, 1)
+            self.end_some(library, 1)
         self.refill()
 
     @property
@@ -130,83 +98,54 @@ class Load:
         while self.waiting < self.queued:
             self.submit(SUBMIT)
 
-    def handle(self, event: FromClient | FromPilot) -> None:
-        self.now += 1e-5
-        before = time.thread_time()
-        commands = self.core.handle(event, self.now)
-        self.spent += time.thread_time() - before
-        self.take(commands)
-
-    def take(self, commands: list[Command]) -> None:
-        for command in commands:
-            if type(command) is ToPilot:
-                message = command.message
-                if type(message) is RunCalls:
-                    self.held.setdefault(message.library, []).extend(spec.call for spec in message.calls)
-                elif type(message) is StartLibrary:
-                    self.home[message.library] = command.pilot
-                    self.held[message.library] = []
-                    self.pilot(command.pilot, LibraryReady(message.library, 0.1, 0.1))
-
-    def client(self, *messages: ClientMessage) -> None:
-        self.handle(FromClient(ClientId("client-ab"), self._number("client-ab"), list(messages)))
-
-    def pilot(self, pilot: PilotId, *messages: PilotMessage, number: bool = True) -> None:
-        self.handle(FromPilot(pilot, self._number(pilot) if number else 0, list(messages)))
-
     def submit(self, count: int) -> None:
         specs = []
         for _ in range(count):
             self.calls += 1
             specs.append(CallSpec(CallId(self.calls), PAYLOAD))
-        self.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
+        self.client(Submit(FunctionKey("f"), RecipeKey(SESSION), specs))
 
-    def end(self, library: int, count: int) -> int:
-        calls = self.held[library][:count]
-        del self.held[library][:count]
-        if calls:
-            ends = [CallEnd(call, True, b"result", self.run_s) for call in calls]
-            self.pilot(self.home[library], CallsEnded(LibraryId(library), ends))
-            self.results += len(calls)
-            self.frames += 1
-        return len(calls)
+    def give(self, event: Event) -> None:
+        self.now += 1e-5
+        super().give(event)
 
-    def _number(self, peer: str) -> int:
-        self._frames[peer] = self._frames.get(peer, 0) + 1
-        return self._frames[peer]
+    def end_some(self, library: int, count: int) -> int:
+        ended = self.end(library, count, run_s=self.run_s)
+        self.results += ended
+        self.frames += ended > 0
+        return ended
 
 
 def measure(load: Load, *, events: int) -> float:
     chance, libraries = load.chance, list(load.held)
     handled, before = 0, load.calls
-    load.spent = 0.0
+    load.spent_s = 0.0
     while handled + load.calls - before < events:
-        handled += load.end(chance.choice(libraries), chance.randint(16, 32))
+        handled += load.end_some(chance.choice(libraries), chance.randint(16, 32))
         if load.waiting < load.queued:
             load.refill()
             load.client(Received(load.results))
     handled += load.calls - before
-    return handled / load.spent
+    return handled / load.spent_s
 
 
 def fill(core: Core, *, calls: int) -> None:
     decode = wire.from_client()
-    client = ClientId("client-ab")
     hello = wire.encode(
-        [ClientHello(wire.VERSION, "bench"), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
+        [ClientHello(wire.VERSION, SESSION), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
     )
-    core.handle(FromClient(client, 0, decode(hello).messages), 0.0)
+    core.handle(FromClient(CLIENT, 0, decode(hello).messages), 0.0)
     for sequence, start in enumerate(range(0, calls, SUBMIT), start=1):
         numbers = range(start, min(start + SUBMIT, calls))
         specs = [CallSpec(CallId(n), n.to_bytes(len(PAYLOAD), "big")) for n in numbers]
         data = wire.encode([Submit(FunctionKey("f"), RecipeKey("bare"), specs)], sequence=sequence)
         frame = decode(memoryview(data))
-        core.handle(FromClient(client, frame.sequence, frame.messages), start * 1e-6)
+        core.handle(FromClient(CLIENT, frame.sequence, frame.messages), start * 1e-6)
     assert len(core.state.calls) == core.state.contexts["bare"].queue.count == calls
 
 
 def bytes_per_call(calls: int) -> dict[str, float]:
-    """Return the bytes that a queued call adds to the process, and in a second run to Python's allocator."""
+    """Return the bytes that a queued call adds to the process, and to Python's allocator."""
     process = psutil.Process()
     fill(Core("bench", default_policies()), calls=SUBMIT)
     gc.collect()
@@ -228,22 +167,13 @@ def bytes_per_call(calls: int) -> dict[str, float]:
 
 def main() -> None:
     asked = side_options(
-        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5, profile=False,
+        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5,
         json=False, memory_of=0,
     )  # fmt: skip
     if asked.memory_of:
         print(json.dumps(bytes_per_call(asked.memory_of)))
         return
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # as the live loop does
-    if asked.profile:
-        for queued in asked.queued:
-            load = Load(pilots=asked.pilots, queued=queued, slots=asked.slots)
-            with cProfile.Profile() as profile:
-                measure(load, events=asked.events)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-        return
+    collect_as_the_live_loop()
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
     for _ in range(asked.repeats):  # in turns, so that whatever else the machine does meets all of them

@@ -1,7 +1,6 @@
-"""Calls of 1, 16 and 256 claims over one hot context: without the load the size should not matter (13.6 % in §4.3).
+"""Calls of 1, 16 and 256 claims over one hot context: the size should not matter (13.6 % in §4.3).
 
-Sizes take turns in one session, in another order each time, with the same claims and a tensor batch of 1. The last call
-of a run leaves the other slot idle, which counts. `python -m benchmarks.engine.fact_batches` is the side.
+Sizes take turns in one session, with a tensor batch of 1. `python -m benchmarks.engine.fact_batches` is the side.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How long the first call of a context waits, in a session of one pilot, and a whole demo: sides of `before`.
 
     python -m benchmarks.engine.loads cold      there is room for every context on the device
-    python -m benchmarks.engine.loads evict     there is room for one: the last one, idle, has to go first
+    python -m benchmarks.engine.loads evict     there is room for one: the last one has to go first
 
-Each context has a file of 1 MB and a loader that only reads it. Prints the median as JSON, in seconds from the call's
-submission to its result, without the first three contexts.
+Each context has a file of 1 MB. Prints the median as JSON, in seconds from submission to result.
 """
 
 from __future__ import annotations

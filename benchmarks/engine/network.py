@@ -1,4 +1,4 @@
-"""Hosts that are separate network namespaces on one switch, each behind a link of a given speed. Needs root."""
+"""Hosts in separate network namespaces on one switch, each behind a link of a given speed. Needs root."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ def why_not() -> str:
 
 
 class Network:
-    """`count` hosts, 0 the first, each with its own address and a link of `rate` (as `tc` writes it) either way.
-
-    Use it with `with`: at the end every namespace is gone.
-    """
+    """`count` hosts, 0 the first, each with its own address and a link of `rate` (as `tc` writes it) either way."""
 
     def __init__(self, count: int, *, rate: str) -> None:
         self._rate = rate

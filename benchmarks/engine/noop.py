@@ -1,8 +1,9 @@
 """No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
 
-Stoker runs the garbage collector less often in a session and HTEX does not, so lines show both ways for both. HTEX
-fetches no task ahead by default; one line has it fetch a thousand. Parsl's own log is off but for one line, since its
-records cap any executor. `python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
+Stoker runs the garbage collector less often in a session, so lines show both ways for both. One line has HTEX fetch a
+thousand tasks ahead. Parsl's own log is off but for one line.
+
+`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from benchmarks.tables import Bar, Table, versus
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
-"""Tasks that HTEX prefetches, in a separate row (0 otherwise, its default)."""
+"""Tasks that HTEX fetches ahead, in one line."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, 300) if quick else (5, 10_000)
     sides: dict[str, Callable[[], float]] = {
-        "app": lambda: _rate("stoker", "app", calls),
-        "seq": lambda: _p50_ms("stoker", calls),
-        "app_both": lambda: _rate("stoker", "app", calls, "--collector", "calm"),
-        "app_neither": lambda: _rate("stoker", "app", calls, "--collector", "usual"),
-        "log": lambda: _rate("stoker", "app", calls, "--log"),
-        "map": lambda: _rate("stoker", "map", 10 * calls),
-        "htex": lambda: _rate("htex", "app", calls),
-        "htex_seq": lambda: _p50_ms("htex", calls),
-        "htex_both": lambda: _rate("htex", "app", calls, "--collector", "calm"),
-        "htex_neither": lambda: _rate("htex", "app", calls, "--collector", "usual"),
-        "htex_ahead": lambda: _rate("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
-        "htex_log": lambda: _rate("htex", "app", calls, "--log"),
+        "app": lambda: _side("stoker", "app", calls),
+        "seq": lambda: _side("stoker", "sequential", calls),
+        "app_both": lambda: _side("stoker", "app", calls, "--collector", "calm"),
+        "app_neither": lambda: _side("stoker", "app", calls, "--collector", "usual"),
+        "log": lambda: _side("stoker", "app", calls, "--log"),
+        "map": lambda: _side("stoker", "map", 10 * calls),
+        "htex": lambda: _side("htex", "app", calls),
+        "htex_seq": lambda: _side("htex", "sequential", calls),
+        "htex_both": lambda: _side("htex", "app", calls, "--collector", "calm"),
+        "htex_neither": lambda: _side("htex", "app", calls, "--collector", "usual"),
+        "htex_ahead": lambda: _side("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
+        "htex_log": lambda: _side("htex", "app", calls, "--log"),
     }
     found = in_turns(sides, pairs, say)
     lines = []
@@ -61,14 +62,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def _rate(executor: str, how: str, calls: int, *more: str) -> float:
+def _side(executor: str, how: str, calls: int, *more: str) -> float:
     found = run_side(SIDE, "--executor", executor, "--how", how, "--calls", str(calls), *more)
-    return float(found["calls_per_s"])
-
-
-def _p50_ms(executor: str, calls: int) -> float:
-    found = run_side(SIDE, "--executor", executor, "--how", "sequential", "--calls", str(calls))
-    return float(found["p50_ms"])
+    return float(found["p50_ms" if how == "sequential" else "calls_per_s"])
 
 
 def nothing(x: int) -> int:

@@ -1,6 +1,6 @@
-"""From `yield` in a library until the program has the piece, in milliseconds, by the clock that all processes share.
+"""From `yield` in a library until the program has the piece, in milliseconds.
 
-`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side: a session that streams.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import stoker
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
 EVERY_S = 0.02
-"""The interval of each stream's pieces: 50 tokens a second."""
+"""50 tokens a second."""
 WARM_UP = 10
 
 
@@ -91,12 +92,11 @@ P50_MS, P99_MS = 2, 5
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pieces, repeats = (25, 1) if quick else (500, 5)
-    found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
-    for repeat in range(repeats):
-        for case, (streams, calls) in CASES.items():
-            side = run_side(SIDE, "--streams", streams, "--calls", calls, "--pieces", str(pieces))
-            found[case].append(side)
-            say(f"{repeat + 1} of {repeats}: {case}: {side['p50_ms']:.2f} and {side['p99_ms']:.2f} ms")
+    sides = {
+        case: partial(run_side, SIDE, "--streams", streams, "--calls", calls, "--pieces", str(pieces))
+        for case, (streams, calls) in CASES.items()
+    }
+    found = in_turns(sides, repeats, say, lambda case, side: f"{case} {side['p50_ms']:.2f} and {side['p99_ms']:.2f} ms")
     lines = [
         Line(what=f"{case}, {name}, ms", cells={"ms": [side[f"{name}_ms"] for side in sides]}, bar=Bar(at_most=bar))
         for case, sides in found.items()

@@ -1,8 +1,7 @@
 """No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
 
-TaskVine runs functions in two ways: `direct` (in the library's process, as Stoker does) and `fork` (its default). Each
-has the shape in which it was faster: direct two workers of one core, fork one worker of two cores with two slots. It
-needs `ndcctools`, which conda-forge has, and its `vine_worker`.
+TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default), each in the
+shape in which it was faster. It needs `ndcctools`, which conda-forge has, and its `vine_worker`.
 
 `python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` is the side.
 """
@@ -25,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import path, run_side, take_turns
+from benchmarks.harness import end_all, path, run_side, take_turns
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -145,14 +144,7 @@ def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
             )
         yield
     finally:
-        for worker in started:
-            worker.terminate()
-        for worker in started:
-            try:
-                worker.wait(10)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        end_all(started, limit_s=10)
 
 
 NAME, TITLE = "taskvine", "no-op calls against TaskVine's FunctionCall"

@@ -1,11 +1,8 @@
 """One object of 256 MB to sixteen pilots on separate hosts, against the same to one pilot, at the same link speed.
 
-Hosts are network namespaces on one switch; `tc tbf` makes each link so slow that the network is the limit. Without
-peers the object would cross the link of its host sixteen times.
-
-The side has a real manager, seed and pilots that see no file of the session. It prints, as JSON, the seconds from the
-first byte asked for to the last arrival, the bytes that pilots read from the seed and that left its host, and what
-`stoker status` says. With `--parted` pilots do not reach each other.
+Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. The side has a real manager, seed and
+pilots that see no file of the session. It prints, as JSON, the seconds from the first byte asked for to the last
+arrival, the bytes that pilots read from the seed and that left its host, and the status.
 """
 
 from __future__ import annotations
@@ -22,11 +19,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import ratios, run_side, side_options, take_turns, until
+from benchmarks.harness import end_all, in_turns, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -54,16 +52,14 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return Table(name=NAME, title=TITLE, skipped=reason)
     pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
 
-    def to(count: int) -> dict[str, Any]:
-        found = run_side(SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
-        say(f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read")
-        return found
+    def told(count: str, found: dict[str, Any]) -> str:
+        return f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read"
 
-    alone, together = [], []
-    for repeat in range(repeats):
-        found = take_turns(repeat, {"one": lambda: to(1), "all": lambda: to(pilots)})
-        alone.append(found["one"])
-        together.append(found["all"])
+    sides = {
+        str(count): partial(run_side, SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
+        for count in (1, pilots)
+    }
+    alone, together = in_turns(sides, repeats, say, told).values()
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
     lines = [
         Line(
@@ -133,13 +129,7 @@ def main() -> None:
         try:
             print(json.dumps(_measure(Path(place), network, given, started)))
         finally:
-            for process in reversed(started):
-                process.terminate()
-            for process in reversed(started):
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+            end_all(started, limit_s=20)
 
 
 def _measure(

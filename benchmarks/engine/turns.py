@@ -1,11 +1,10 @@
 """The cost of turns of libraries on one device: iterations of 20 ms, computed by one, two and eight libraries.
 
-The cost is the excess of the whole over the iterations, in % of them. With one library, which takes no lock, it is what
-the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.
-`idle us` is the median wait of the device between two iterations. Each library writes what an engine with eight
-requests writes at each iteration.
+The cost is the excess of the whole over the iterations, in %. One library takes no lock. `--bare` is two processes that
+hand on by a datagram. `idle us` is the median wait of the device between two iterations. Each library writes what an
+engine with eight requests writes.
 
-python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
+    python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import in_turns, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.inference.adapter import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -42,25 +42,21 @@ _CASES = {
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, total = (1, 40) if quick else (5, 800)
-    idle: dict[str, list[float]] = {case: [] for case in _CASES}
-    beside: dict[str, list[float]] = {case: [] for case in _CASES}
-    for repeat in range(repeats):
-        for case, (count, how) in _CASES.items():
-            one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
-            idle[case].append(one["gap_us"])
-            beside[case].append(100 * (one["seconds"] / one["computed_s"] - 1))
-        latest = ", ".join(f"{case}: {beside[case][-1]:.2f} % ({idle[case][-1]:.0f} us)" for case in _CASES)
-        say(f"repeat {repeat + 1} of {repeats}: {latest}")
-    lines = [
-        Line(
-            what=case,
-            cells={"idle us": idle[case], "%": beside[case]},
-            bar=Bar(at_most=2.0) if "libraries" in case else None,
-            last_digits=2,
-        )
-        for case in _CASES
-    ]
+    sides = {
+        case: partial(run_side, SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
+        for case, (count, how) in _CASES.items()
+    }
+    found = in_turns(sides, repeats, say, lambda case, one: f"{case} {beside(one):.2f} % ({one['gap_us']:.0f} us)")
+    lines = []
+    for case, several in found.items():
+        cells = {"idle us": [one["gap_us"] for one in several], "%": [beside(one) for one in several]}
+        lines.append(Line(what=case, cells=cells, bar=Bar(at_most=2.0) if "libraries" in case else None))
     return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def beside(side: dict[str, float]) -> float:
+    """Return the time besides the iterations, in % of them."""
+    return 100 * (side["seconds"] / side["computed_s"] - 1)
 
 
 def main() -> None:
@@ -137,13 +133,9 @@ def _bare(number: int, folder: str, libraries: int, iterations: int, step_s: flo
 
 
 def _compute(
-    folder: str,
-    number: int,
-    iterations: int,
-    step_s: float,
-    begin: Callable[[], object],
+    folder: str, number: int, iterations: int, step_s: float, begin: Callable[[], object],
     end: Callable[[], object] = lambda: None,
-) -> None:
+) -> None:  # fmt: skip
     spans = array.array("d")
     for _ in range(iterations):
         begin()

@@ -1,8 +1,7 @@
 """How soon a library can run a loader that uses torch and transformers: forked, or in a fresh interpreter.
 
-The clock runs from the request for the library until the loader has imported its modules and run a tensor operation.
-Both ways go through the pilot's own zygote, socket and library code, in turn, on one core; awareness none and disk use
-`fresh`. The zygote's own start is paid once a pilot and shown separately.
+The clock runs from the request until the loader has run a tensor operation. Both ways go through the pilot's own
+zygote, socket and library code, in turn, on one core.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ def uses_torch_and_transformers(stamp: str) -> str:
 
 
 class Starter:
-    """A pilot's starter of libraries, without the rest of the pilot."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.zygotes = Zygotes(logs=folder, scratch=folder / "scratch")

@@ -7,11 +7,11 @@ from typing import Any
 
 Numbers = dict[str, Any]
 ENGINES = ("graphs", "eager")
-"""Ways in which Stoker's engine decodes. A bar takes the fastest."""
+"""Of Stoker's engine. A bar takes the fastest."""
 OF_LIMIT = "of the bandwidth limit"
 OF_PINNED = "of pinned bandwidth"
 WEIGHTS_ALONE = "weights alone"
-"""The copy of the weights, without the tokenizer, the model's structure and the start of CUDA."""
+"""Without the tokenizer, the model's structure and the start of CUDA."""
 FULL_OF_NONE = "full / none, inferences/s"
 MET = "objectives met, share"
 

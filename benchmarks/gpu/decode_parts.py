@@ -1,7 +1,7 @@
 """The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
 
-A run writes `TOKENS` tokens after prompts of `PROMPT` tokens. Its first token takes the prefill; the mean of the other
-steps is the decode step. The *bandwidth limit* of a step is the time to read the weights, keys and values once.
+The first token takes the prefill; the mean of the other steps is the decode step. The *bandwidth limit* of a step is
+the time to read the weights, keys and values once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker import causal_lm
 BATCHES = (1, 64, 8, 256)
 PROMPT, TOKENS = (16, 4) if REHEARSAL else (128, 64)
 WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}}
-"""Ways of Stoker's engine, and the options of `causal_lm` for each."""
+"""Options of `causal_lm` by way of the engine."""
 
 
 def _prompts(batch: int, length: int, run: int) -> list[str]:
@@ -68,10 +68,6 @@ def _by_transformers(llm: Any, batch: int, length: int, tokens: int, first_run: 
     return first_s, (all_s - first_s) / (tokens - 1)
 
 
-def _engine_facts(llm: Any) -> str:
-    return f"{llm.engine}: {llm.engine_chosen}"
-
-
 def _score(llm: Any, count: int) -> float:
     import time
 
@@ -93,7 +89,8 @@ def decode(answer: Answer, place: Place) -> None:
     with place.session():
         for at, (way, recipe) in enumerate(recipes.items()):
             try:
-                answer[f"{way}: engine"] = stoker.app(context=recipe)(_engine_facts)().result(80)
+                told = stoker.app(context=recipe)(lambda llm: f"{llm.engine}: {llm.engine_chosen}")
+                answer[f"{way}: engine"] = told().result(80)
                 for batch in BATCHES:
                     call = stoker.app(context=recipe)(_by_engine)(batch, PROMPT, TOKENS, 100 * at)
                     figures.add(way, batch, *call.result(60))

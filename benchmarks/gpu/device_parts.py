@@ -58,18 +58,18 @@ def model(answer: Answer, place: Place) -> None:
 
 
 def turns(answer: Answer, _: Place) -> None:
-    from benchmarks.engine.turns import _CASES, SIDE
+    from benchmarks.engine.turns import _CASES, SIDE, beside
     from benchmarks.harness import run_side
 
     total = 16 if REHEARSAL else 100
     for case, (count, how) in _CASES.items():
         one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how, timeout_s=20.0)
         answer[f"{case}: idle between two iterations, us"] = one["gap_us"]
-        answer[f"{case}: time besides the iterations, %"] = 100 * (one["seconds"] / one["computed_s"] - 1)
+        answer[f"{case}: time besides the iterations, %"] = beside(one)
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
-"""Tokens of the longest text, texts of a batch, and of a call."""
+"""Tokens of the longest text; texts of a batch and of a call."""
 _FAMILY = (32, LONGEST)
 
 
@@ -166,7 +166,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
 
 def gang(answer: Answer, place: Place) -> None:
-    """Sum over two ranks: two GPUs by NCCL, else two pilots on one GPU by Gloo, else two CPU devices by Gloo."""
+    """Sum over two ranks: two GPUs by NCCL, two pilots on one GPU by Gloo, or two CPU devices by Gloo."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -1,6 +1,6 @@
 """`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
 
-PyTorch and Transformers must be there already; large packages that such machines have (pyarrow, numpy) are left out.
+PyTorch and Transformers must be there already, and large packages that such machines have (pyarrow, numpy).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parts of `make gpu` on awareness and loads.
 
-All loads of `load` but those from a peer run in one session with a warm zygote, since a session's start takes longer
-than a load. Each recipe differs in its `threads`, so each load gets its own library.
+Loads of `load`, but those from a peer, run in one session with a warm zygote. Recipes differ in `threads`, so each load
+gets its own library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,6 @@ def _operation(_: Any) -> float:
     return time.perf_counter() - began
 
 
-def _origin(llm: Any) -> str:
-    return str(llm.origin)
-
-
 def _sleep_and_wake(llm: Any) -> float:
     import time
 
@@ -149,7 +145,7 @@ class _Loads:
     def measure(self, what: str, source: Path) -> None:
         began = time.perf_counter()
         recipe = self.recipe(source)
-        origin = stoker.app(context=recipe)(_origin)().result(100)
+        origin = stoker.app(context=recipe)(lambda llm: str(llm.origin))().result(100)
         whole_s = time.perf_counter() - began
         start_s, load_s = _told(self.session, recipe)
         own_s, stream = told_by(origin)
@@ -231,13 +227,11 @@ def _peer(answer: Answer, place: Place) -> None:
         objects = session.status().objects
         answer["from a peer: bytes from the origin"] = sum(each.origin_bytes for each in objects)
         answer["from a peer: bytes from the peer"] = sum(each.peer_bytes for each in objects)
-        rates = list(_peer_rates(Path(session.folder).glob("pilots/*/pilot.log")))
+        rates = [
+            int(peer) / max(float(seconds), 1e-3) / 1e9
+            for log in Path(session.folder).glob("pilots/*/pilot.log")
+            for _, peer, seconds in _CAME.findall(log.read_text())
+            if int(peer)
+        ]
         if rates:
             answer["from a peer: GB/s into the cache of the pilot"] = max(rates)
-
-
-def _peer_rates(logs: Iterable[Path]) -> Iterable[float]:
-    for log in logs:
-        for _origin_bytes, peer, seconds in _CAME.findall(log.read_text()):
-            if int(peer):
-                yield int(peer) / max(float(seconds), 1e-3) / 1e9

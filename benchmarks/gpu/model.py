@@ -1,4 +1,4 @@
-"""Language models with random weights in usual shapes, and a tokenizer of bytes. They are written where needed."""
+"""Language models with random weights in usual shapes, and a tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a Llama. `heads` have 64 numbers each, or `head` of them; `kv_heads` keys and values."""
+    """The shape of a Llama."""
 
     layers: int
     hidden: int
@@ -28,16 +28,16 @@ class Shape:
 
 
 SMOLLM2 = Shape(layers=24, hidden=2048, inner=8192, heads=32, kv_heads=32)
-"""SmolLM2-1.7B."""
+"""SmolLM2-1.7B's."""
 TINYLLAMA = Shape(layers=22, hidden=2048, inner=5632, heads=32, kv_heads=4, vocabulary=32000)
-"""TinyLlama-1.1B, with embeddings that are tied."""
+"""TinyLlama-1.1B's, with tied embeddings."""
 LLAMA_3B = Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8)
-"""Llama-3.2-3B with a smaller vocabulary."""
+"""Llama-3.2-3B's with a smaller vocabulary."""
 TINY = Shape(layers=2, hidden=256, inner=1024, heads=4, kv_heads=4, vocabulary=512)
 
 
 def tokenizer(vocabulary: int) -> Any:
-    """A token for each byte; the others are never read, but may be written. No token ends a text."""
+    """Return a tokenizer with a token for each byte; no token ends a text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*letters, *(f"Ġ{number}" for number in range(vocabulary - len(letters)))]
     found = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))

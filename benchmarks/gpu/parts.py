@@ -1,7 +1,4 @@
-"""`python -m benchmarks.gpu.parts PART ANSWER`: one part of `make gpu`. Its numbers go into the file ANSWER.
-
-A part writes each number as soon as it has it, so a part that is cut off leaves its numbers so far.
-"""
+"""`python -m benchmarks.gpu.parts PART ANSWER`: one part of `make gpu`. It writes each number into ANSWER at once."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ name = "{policy}"
 def write_site(
     file: Path, *, devices: str, pilots: int = 1, policy: str = "default", own_scratch: Path | None = None
 ) -> Path:
-    """Write a site file; return its path. `own_scratch`: each pilot gets its own folder and cache below this one."""
+    """Write a site file. `own_scratch`: each pilot gets its own folder below this one."""
     provider = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
     file.write_text(
         _SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider if own_scratch else "")
@@ -56,7 +56,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def drop(files: Iterable[Path]) -> float:
-    """Ask the kernel to drop these files; return the share that it still holds. Pages that are mapped stay."""
+    """Ask the kernel to drop these files. Return the share that it still holds."""
     files = list(files)
     for file in files:
         with file.open("rb") as opened:
@@ -117,7 +117,7 @@ class Answer:
 
 
 class Place:
-    """The folder of a run, and the seconds that a part may take."""
+    """The folder of a run, and the seconds of a part."""
 
     def __init__(self, work: Path, seconds: float) -> None:
         self.work = work

@@ -1,7 +1,6 @@
 """`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
 
-Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. The record says of a
-part that fails, hangs or cannot run why. The record is replaced every second, so a run that is killed keeps it.
+Needs the standard library only, and installs missing packages from `.gpu-kit`. The record is replaced every second.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from benchmarks.gpu.page import render  # noqa: E402
 
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
-"""A status, the reason for it, and numbers by name."""
+"""Status, reason, numbers by name."""
 FIRST_IMPORT = "first import of torch and transformers, s"
 _PR_SET_PDEATHSIG = 1
 _IMPORTS = """
@@ -100,10 +99,6 @@ class Run:
         part |= {"status": status, "why": why, "numbers": numbers, "seconds": time.monotonic() - began}
         self._write()
         print(f"{name:9} {status:11} {part['seconds']:6.1f} s  {why}", flush=True)
-
-    def _update(self, numbers: Numbers) -> None:
-        self.record["parts"][-1] |= {"numbers": numbers, "seconds": time.monotonic() - self._part_began}
-        self._write()
 
     def _write(self) -> None:
         self.record["seconds"] = time.monotonic() - self.began
@@ -205,15 +200,9 @@ class Run:
         return environ
 
     def _run(
-        self,
-        name: str,
-        words: list[str],
-        *,
-        limit_s: float,
-        environ: dict[str, str] | None = None,
-        how: int = signal.SIGTERM,
-        numbers: Callable[[], Numbers] | None = None,
-    ) -> int | None:
+        self, name: str, words: list[str], *, limit_s: float, environ: dict[str, str] | None = None,
+        how: int = signal.SIGTERM, numbers: Callable[[], Numbers] | None = None,
+    ) -> int | None:  # fmt: skip
         until = min(time.monotonic() + limit_s, max(time.monotonic() + 1.0, self.ends_at))
         with (self.out / "logs" / f"{name}.log").open("wb") as log:
             process = self._start(words, log, environ or self.environ)
@@ -223,7 +212,9 @@ class Run:
                     return process.wait(min(1.0, left_s))
                 except subprocess.TimeoutExpired:
                     if numbers is not None:
-                        self._update(numbers())
+                        seconds = time.monotonic() - self._part_began
+                        self.record["parts"][-1] |= {"numbers": numbers(), "seconds": seconds}
+                        self._write()
             return None
         finally:
             _end(process, how=how)

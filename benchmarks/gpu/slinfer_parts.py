@@ -1,8 +1,7 @@
 """The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
 
-It uses the requests and clients of benchmarks/live_models. A request is in time if each token is: 0.5 s to the first
-and 0.25 s for each further one (SLINFER §IX-A, rounded). Unlike in the paper, a load gives no grace. Both sides get the
-same trace, about 30 s long in a whole run and 180 s at most. Slinfer starts with all models loaded, exclusive with the
+Requests and clients are those of benchmarks/live_models. A token is due 0.5 s after the request or 0.25 s after the
+last one (SLINFER §IX-A, rounded); a load gives no grace. Slinfer starts with all models loaded, exclusive with the
 first. Eight contexts share the files of three models.
 """
 
@@ -29,13 +28,12 @@ from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0
-"""Requests a second."""
 LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
-"""Seconds before the trace of the second side, and for the texts that are open when a trace ends."""
+"""Before the trace of the second side, and for open texts at a trace's end."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
-"""`patient` is slinfer with instances that stay, as they do under exclusive."""
+"""`patient` is slinfer whose instances stay, as under exclusive."""
 
 
 class _Models(Live):
@@ -77,7 +75,8 @@ def slinfer(answer: Answer, place: Place) -> None:
             count = models.warm_up(MODELS if policy == "slinfer" else 1)
             answer[f"{policy}: the first {count} models are loaded, s"] = time.perf_counter() - began
             if not requests:
-                for_s = _trace_s(place)
+                most_s = (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0
+                for_s = SHORTEST_S if REHEARSAL else max(SHORTEST_S, min(LONGEST_S, most_s))
                 requests = requests_at(RATE, seed=1, for_s=for_s)
                 answer["the trace of each side, s"] = for_s
                 answer["requests of each side"] = len(requests)
@@ -90,18 +89,14 @@ def slinfer(answer: Answer, place: Place) -> None:
             answer[f"{policy}: failed, dropped or cancelled at the end"] = failed or "none"
             answer[f"{policy}: median time to first token, s"] = middle(each.ttft_s for each in times if each.seen)
             answer[f"{policy}: median time per token, s"] = middle(each.mean_tpot_s for each in times if each.seen > 1)
-            answer[f"{policy}: devices used, mean"] = watch.devices
-            answer[f"{policy}: libraries, mean"] = watch.libraries
+            for what, mean in zip(("devices used", "libraries"), watch.means(), strict=True):
+                answer[f"{policy}: {what}, mean"] = mean
             answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)
 
 
-def _trace_s(place: Place) -> float:
-    if REHEARSAL:
-        return SHORTEST_S
-    return max(SHORTEST_S, min(LONGEST_S, (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0))
-
-
 def _folders(answer: Answer, place: Place) -> list[Path]:
+    import torch
+
     from benchmarks.gpu.model import LLAMA_3B, TINY, TINYLLAMA, build
 
     found = [place.model]
@@ -112,15 +107,9 @@ def _folders(answer: Answer, place: Place) -> list[Path]:
             size = build(folder, TINY if REHEARSAL else shape, device=device_name())
             answer[f"a model of {size / 1e9:.1f} GB ({name}) is written, s"] = time.perf_counter() - began
         found.append(folder)
-    _free()
-    return found
-
-
-def _free() -> None:
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    return found
 
 
 class _Watch:
@@ -138,13 +127,9 @@ class _Watch:
         self._over.set()
         self._thread.join(10.0)
 
-    @property
-    def devices(self) -> float:
-        return sum(each for each, _ in self._seen) / max(1, len(self._seen))
-
-    @property
-    def libraries(self) -> float:
-        return sum(each for _, each in self._seen) / max(1, len(self._seen))
+    def means(self) -> list[float]:
+        """Return the mean numbers of used devices and of libraries."""
+        return [sum(each[place] for each in self._seen) / max(1, len(self._seen)) for place in (0, 1)]
 
     def _look(self) -> None:
         while not self._over.wait(1.0):

@@ -1,7 +1,6 @@
 """Shared by the papers' evaluations: options, exit status, processes, kept results and pages.
 
-A result is kept by its case, which says everything that decides it, with the release that computed it: a release runs
-each case once. A page is a Markdown template with names of values and tables in braces.
+A result is kept by its case, with the release that computed it: a release runs each case once.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 import stoker
 from benchmarks.harness import ROOT
-from benchmarks.tables import paragraph
+from benchmarks.tables import head, paragraph, row
 from stoker.errors import StokerError
 from stoker.manager.study.running import Tell, Workers
 from stoker.whole_files import draft_of
@@ -68,7 +67,7 @@ def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
-    """Run an evaluation. Return its status, 1 when it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
+    """Run an evaluation. Return its status, 1 if it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
     if missing:
         say(f"{missing}: the evaluation is skipped")
         return 0 if skip else 2
@@ -101,7 +100,7 @@ def progress(what: str) -> Callable[[int, int], None]:
 
 
 def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
-    """Call `do` for each task in up to `jobs` processes. Yield the task's place and the result, as they are done."""
+    """Call `do` for each task in up to `jobs` processes. Yield place and result as they are done."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
@@ -111,23 +110,6 @@ def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[t
 
 def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
     return task[0], do(task[1])
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class Released(Protocol):
-    @property
-    def release(self) -> str: ...
-
-    @property
-    def case(self) -> Any: ...
-
-
-C = TypeVar("C", bound=Named)
-R = TypeVar("R", bound=Released)
 
 
 def read_results(path: Path, kind: type[T]) -> T | None:
@@ -150,33 +132,45 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
-class Store(Generic[C, R]):
-    """Results by case. `write` is called after each new result."""
+def _name(case: Any) -> str:
+    return str(case.name)
 
-    def __init__(self, found: Iterable[R], *, write: Callable[[], None]) -> None:
-        self.found = {result.case.name: result for result in found}
+
+def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
+    """Write a JSON object with a line for each part, and for each of its `runs`."""
+    lines = [
+        b'"%s": %s' % (name.encode(), b"[\n%s]" % rows(part) if name == "runs" else msgspec.json.encode(part))
+        for name, part in parts.items()
+    ]
+    write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
+
+
+class Store(Generic[T, U]):
+    """Results by case, which has a name; a result has a case and a release. `write` is called after each new one."""
+
+    def __init__(self, found: Iterable[U], *, write: Callable[[], None]) -> None:
+        self.found: dict[str, Any] = {result.case.name: result for result in list[Any](found)}
         self._write = write
 
-    def get(self, case: C) -> R | None:
-        return self.found.get(case.name)
+    def get(self, case: T) -> U | None:
+        return self.found.get(_name(case))
 
-    def in_order(self) -> list[R]:
+    def in_order(self) -> list[U]:
         return [self.found[name] for name in sorted(self.found)]
 
-    def missing(self, cases: Iterable[C]) -> list[C]:
-        every = {case.name: case for case in cases}
+    def missing(self, cases: Iterable[T]) -> list[T]:
+        every = {_name(case): case for case in cases}
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
-    def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None], jobs: int = 1) -> None:
-        """Run the missing cases in up to `jobs` processes, and keep each result at once."""
+    def bring(self, cases: Iterable[T], run: Callable[[T], U], *, tell: Callable[[str], None], jobs: int = 1) -> None:
         todo = self.missing(cases)
         for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
-            self.found[todo[place].name] = result
+            self.found[_name(todo[place])] = result
             self._write()
             tell(f"{done} of {len(todo)}: {todo[place]}")
 
-    def drop_others(self, cases: Iterable[C]) -> None:
-        names = {case.name for case in cases}
+    def drop_others(self, cases: Iterable[T]) -> None:
+        names = set(map(_name, cases))
         others = [name for name in self.found if name not in names]
         for name in others:
             del self.found[name]
@@ -195,19 +189,16 @@ def write_page(path: Path, text: str) -> None:
 
 
 def page(template: Path, **values: Any) -> str:
-    """Return the page: a template with its values, and the paragraphs that start with a pilcrow filled."""
+    """Return a template with its values; paragraphs that start with a pilcrow are filled."""
     blocks = template.read_text().format(**values).split("\n\n")
     return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
 
 
 def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    names = list(columns)
-    head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])
+    return "\n".join([*head(*columns), *(row(*line) for line in lines), ""])
 
 
 def filled(text: str) -> str:
-    """Fill paragraphs and list items to the page's width; headings and tables stay as they are."""
     return "\n\n".join(map(_filled_block, text.split("\n\n")))
 
 

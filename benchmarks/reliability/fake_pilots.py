@@ -1,10 +1,9 @@
-"""Pilots that speak the protocol over real sockets and run nothing: as many as one machine can connect to a manager.
+"""Pilots that speak the protocol over real sockets and run nothing.
 
     python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
 A library is ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones
-are held until the process gets SIGUSR1. At the end it prints, as JSON, how many calls it was given, and how many of
-them twice after they had ended.
+are held until SIGUSR1. It prints, as JSON, the calls it was given, and those given again after they had ended.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class FakePilot:
             )
         )
         self.libraries: dict[LibraryId, dict[CallId, None]] = {}
-        """Their processes: the calls in each, of which the first one runs."""
+        """The calls in each; the first one runs."""
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []

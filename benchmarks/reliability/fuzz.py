@@ -1,7 +1,7 @@
 """`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
-A reader may raise only the errors that it declares, no input may take long, and memory has a limit. Each input that
-breaks this is written to a file with its seed; `--again FILE` reads it again. Exit status: 0 if there was none.
+A reader may raise only the errors that it declares; no input may take long; memory has a limit. Finds go to a file with
+their seeds; `--again FILE` reads it again. Exit status: 0 if there was none.
 """
 
 from __future__ import annotations
@@ -31,17 +31,13 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""Inputs for each new core: one core takes some hundred events."""
+"""Inputs for each new core."""
 
 
 def fuzz(
-    readers: Sequence[Target],
-    *,
-    count: int,
-    seed: int,
-    found: Callable[[dict[str, Any]], None],
+    readers: Sequence[Target], *, count: int, seed: int, found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
-) -> dict[str, list[int]]:
+) -> dict[str, list[int]]:  # fmt: skip
     """Give `count` damaged inputs to the readers. Return for each: inputs, refusals, and the longest time in
     microseconds.
 
@@ -89,7 +85,8 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
     logging.disable(logging.CRITICAL)
     seed = asked.seed + number
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
-        readers = _wanted(Path(place), asked, seed)
+        every = targets(Path(place), seed=seed, recorded=asked.journal)
+        readers = [reader for reader in every if asked.only in reader.name]
         share = asked.count // asked.processes
 
         def found(what: dict[str, Any]) -> None:
@@ -100,11 +97,6 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
             counts |= live(count=share // _LIFE_EVERY // len(lives()), seed=seed, found=found)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     say.put((number, counts, peak))
-
-
-def _wanted(place: Path, asked: argparse.Namespace, seed: int) -> list[Target]:
-    readers = targets(place, seed=seed, recorded=asked.journal)
-    return [reader for reader in readers if asked.only in reader.name]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Random events of the right types for a pilot's core, and for pure parts of the manager and the pilot.
+"""Random events for a pilot's core, and for pure parts of the manager and the pilot.
 
 The core raises nothing, its memory adds up, and each call leaves once. The parts raise what they declare, have then
 changed nothing, and their books add up.
@@ -58,7 +58,7 @@ class _Life:
         self.now = 0.0
         self.fresh = 0
         self.sent: Counter[int] = Counter()
-        """How often each call was given to the pilot, less how often it was told to have left."""
+        """How often each call was given to the pilot, less how often it left."""
 
     def live(self, count: int) -> None:
         self.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))

@@ -41,10 +41,6 @@ from stoker.run_folder import RecordLog
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def frame_targets(chance: random.Random) -> list[Target]:
-    return [*_frames(chance), _library_frames(chance), *_zygotes(chance), _settings(chance)]
-
-
 def _messages(union: Any, chance: random.Random) -> list[bytes]:
     kinds = union.__args__ if hasattr(union, "__args__") else (union,)
     found = []
@@ -118,10 +114,6 @@ def _zygotes(chance: random.Random) -> list[Target]:
 def _settings(chance: random.Random) -> Target:
     right = [_pack(value_of(connection.Settings, chance)) for _ in range(8)]
     return Target("library's settings", read=connection.decode_settings, declared=UNREADABLE, right=right)
-
-
-def node_targets(chance: random.Random, place: Path) -> list[Target]:
-    return [_manifests(), *_starters(place), *_transfers(chance)]
 
 
 def _manifests() -> Target:
@@ -241,7 +233,8 @@ def _transfers(chance: random.Random) -> list[Target]:
         with other:
             other.sendall(data[:60_000])
             other.shutdown(socket.SHUT_WR)
-            _as_tcp(one, key, limits)
+            with _Pair(fileno=one.detach()) as taken:
+                transfer.accept(taken, key=key, limits=limits)
 
     whole = [transfer.MAGIC + chance.randbytes(32), transfer.MAGIC + chance.randbytes(64)]
     framed = [struct.pack("!I", len(data)) + bytes(16) + data for data in right]
@@ -261,24 +254,12 @@ class _Pair(socket.socket):
             super().setsockopt(level, *more)
 
 
-def _as_tcp(sock: socket.socket, key: bytes, limits: transfer.WireLimits) -> None:
-    with _Pair(fileno=sock.detach()) as taken:
-        transfer.accept(taken, key=key, limits=limits)
-
-
 _SITES = (
     'name = "lab"\n[provider]\nkind = "slurm"\npartition = "gpu"\nwalltime = "1 h"\noptions = ["--exclusive"]\n',
     '[pilot]\ndevices = "cpu:4"\ncache_size = "20 GB"\n[session]\nports = "21000-21999"\nlease = "60 s"\n',
     '[policy]\nname = "prompt-tuner"\nidle = "2 min"\n[environment]\nkind = "packed"\n',
     '[provider]\nkind = "condor"\nrequirements = \'OpSys == "LINUX"\'\nmemory = "4 GB"\ngpus = "a10:2"\n',
 )
-
-
-def file_targets(chance: random.Random, place: Path, *, recorded: Path | None) -> list[Target]:
-    return [
-        *_journals(chance, place, recorded), *_session_files(place), *_sites(place), _published(place),
-        _record_log(place), _condor_ads(),
-    ]  # fmt: skip
 
 
 def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list[Target]:
@@ -419,4 +400,8 @@ def _condor_ads() -> Target:
 def targets(place: Path, *, seed: int, recorded: Path | None = None) -> list[Target]:
     chance = random.Random(seed)
     place.mkdir(parents=True, exist_ok=True)
-    return [*frame_targets(chance), *file_targets(chance, place, recorded=recorded), *node_targets(chance, place)]
+    return [
+        *_frames(chance), _library_frames(chance), *_zygotes(chance), _settings(chance),
+        *_journals(chance, place, recorded), *_session_files(place), *_sites(place), _published(place),
+        _record_log(place), _condor_ads(), _manifests(), *_starters(place), *_transfers(chance),
+    ]  # fmt: skip

@@ -1,11 +1,10 @@
-"""Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
+"""Random events with values of any kind: the manager's core takes each of them without raising.
 
-Most peers and numbers are known to the core, so that events reach deep; the others are what a stranger might send.
+Most peers and numbers are known to the core, so that events reach deep.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 import random
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -47,50 +47,22 @@ _TEXTS = (
 )  # fmt: skip
 
 
-class Fuzzer:
-    """Random values of a type. In one message of three a number is any number."""
+class Fuzzer(Values):
+    """In one message of three a number is any number."""
 
     def __init__(self, chance: random.Random, core: Core) -> None:
-        self.chance, self.core = chance, core
+        super().__init__(chance)
+        self.core = core
         self.is_strange = False
 
     def message(self, kind: Any) -> Any:
         self.is_strange = self.chance.random() < 0.33
         return self.value(kind)
 
-    def value(self, kind: Any, name: str = "") -> Any:
-        chance = self.chance
-        match kind:
-            case inspect.StructType(cls=cls, fields=fields):
-                return cls(*[self.value(field.type, field.name) for field in fields])
-            case inspect.UnionType(types=types):
-                return self.value(chance.choice(types), name)
-            case inspect.ListType(item_type=item):
-                return [self.value(item, name) for _ in range(chance.choice((0, 1, 1, 2, 3)))]
-            case inspect.VarTupleType(item_type=item):
-                return tuple(self.value(item, name) for _ in range(chance.choice((0, 1, 1, 2))))
-            case inspect.TupleType(item_types=items):
-                return tuple(self.value(item, name) for item in items)
-            case inspect.DictType(key_type=key, value_type=item):
-                return {self.value(key, name): self.value(item, name) for _ in range(chance.choice((0, 1, 2)))}
-            case inspect.EnumType(cls=cls):
-                return chance.choice(list[enum.Enum](cls))
-            case inspect.BoolType():
-                return chance.random() < 0.5
-            case inspect.IntType():
-                return self._int(name)
-            case inspect.FloatType():
-                return chance.choice(_FLOATS) if self.is_strange else chance.uniform(0, 100)
-            case inspect.StrType():
-                return self._text(name)
-            case inspect.BytesType():
-                return chance.choice((b"", b"x", b"\x00" * 40))
-            case inspect.NoneType():
-                return None
-            case _:
-                raise TypeError(f"a message has a field of type {kind}: add a case that makes random values of it")
+    def struct(self, cls: type, fields: Any, depth: int) -> Any:
+        return cls(*[self.value(field.type, field.name, depth + 1) for field in fields])
 
-    def _int(self, name: str) -> int:
+    def integer(self, kind: Any, name: str) -> int:  # noqa: ARG002
         state, chance = self.core.state, self.chance
         known: list[int] = []
         if name in ("call", "calls", "running", "unstarted"):
@@ -101,7 +73,10 @@ class Fuzzer:
             return chance.choice(known)
         return chance.choice(_INTS) if self.is_strange else chance.randrange(1, 20)
 
-    def _text(self, name: str) -> str:
+    def real(self, kind: Any) -> float:  # noqa: ARG002
+        return self.chance.choice(_FLOATS) if self.is_strange else self.chance.uniform(0, 100)
+
+    def text(self, name: str) -> str:
         state, chance = self.core.state, self.chance
         known = {
             "recipe": list(state.contexts), "function": list(state.functions), "block": list(state.blocks),
@@ -217,8 +192,7 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core `events` random events; a session that ends is followed by another. Errors get a note of the
-    event."""
+    """Give a core `events` random events. Errors get a note of the event."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

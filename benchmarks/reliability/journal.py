@@ -2,9 +2,9 @@
 
 A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
 
-python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
-python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
-python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
+    python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
+    python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
+    python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, side_options, take_turns
+from benchmarks.engine.driven import SESSION, DrivenCore
+from benchmarks.harness import in_turns, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.events import Command, Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
 from stoker.manager.core.reactor import Core
 from stoker.manager.executor.processes import make_folder
@@ -35,22 +36,10 @@ from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import Journal
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
-from stoker.protocol.calls import CallEnd, CallSpec
-from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, PilotId, RecipeKey
 from stoker.protocol.session import SessionFile, SessionFolder
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    ClientHello,
-    DefineFunction,
-    DefineRecipe,
-    DeviceFacts,
-    Heartbeat,
-    LibraryReady,
-    PilotHello,
-    Received,
-    Submit,
-)
-from stoker.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.to_manager import DefineFunction, DefineRecipe, DeviceFacts, Heartbeat, Received, Submit
 
 BACK, BACK_TITLE = "journal", "a manager comes back after a day of idle pilots, and after millions of calls"
 SYNC, SYNC_TITLE = "journal_sync", "calls/s through map with the journal synced in groups against no sync"
@@ -78,63 +67,45 @@ def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, "2000") if quick else (5, "50000")
-    rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
-    for pair in range(pairs):
-        sides = {
-            side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
-            for side, sync in (("synced in groups", "true"), ("not synced", "false"))
-        }
-        for side, one in take_turns(pair, sides).items():
-            rates[side].append(one["calls_per_s"])
-        say(f"pair {pair + 1} of {pairs}: " + ", ".join(f"{some[-1]:,.0f}/s {side}" for side, some in rates.items()))
+    sides = {
+        side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
+        for side, sync in (("synced in groups", "true"), ("not synced", "false"))
+    }
+    found = in_turns(sides, pairs, say, lambda side, one: f"{one['calls_per_s']:,.0f}/s {side}")
+    rates = {side: [one["calls_per_s"] for one in several] for side, several in found.items()}
     cells = {**rates, "synced / not": ratios(*rates.values())}
     return Table(name=SYNC, title=SYNC_TITLE, lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])
 
 
-SESSION, CLIENT = "bench", ClientId("client-ab")
 HEARTBEAT_S = 5.0
 PAYLOAD = b"x" * 64
 
 
-class Past:
+class Past(DrivenCore):
     def __init__(self, folder: SessionFolder, *, pilots: int) -> None:
-        self.now = time.time() - 30 * 86_400
+        now = time.time() - 30 * 86_400
+        super().__init__(Core(SESSION, default_policies(), now=now))
+        self.now = now
         self.journal = Journal(folder.journal)
         self.compaction = Compaction(self.journal, snapshot_bytes=0, tail_bytes=0, now=False, tell=print)
-        self.core = Core(SESSION, default_policies(), now=self.now)
         self.most_bytes = 0
-        self.held: dict[int, list[CallId]] = {}
-        self.home: dict[int, PilotId] = {}
         self._folder = folder.path
         self._timers: list[tuple[float, str]] = []
-        self._frames: dict[str, int] = {}
         self.core.start()
         self.pilots = [PilotId(f"node{n}-ab12") for n in range(pilots)]
-        self.client(ClientHello(wire.VERSION, SESSION), numbered=False)
-        for pilot in self.pilots:
-            facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
-            self.pilot(pilot, PilotHello(wire.VERSION, SESSION, pilot, 1, facts), numbered=False)
+        facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
+        self.join(*((pilot, facts) for pilot in self.pilots))
 
     def give(self, event: Event) -> None:
         self.journal.write(self.now, event)
-        commands = self.core.handle(event, self.now)
+        super().give(event)
+
+    def take(self, commands: list[Command]) -> None:
         self.journal.decided(check_of(commands))
-        for command in commands:
-            if type(command) is SetTimer:
-                heapq.heappush(self._timers, (command.at, command.key))
-            elif type(command) is ToPilot:
-                message = command.message
-                if type(message) is RunCalls:
-                    self.held.setdefault(message.library, []).extend(spec.call for spec in message.calls)
-                elif type(message) is StartLibrary:
-                    self.home[message.library], self.held[message.library] = command.pilot, []
-                    self.pilot(command.pilot, LibraryReady(message.library, 0.1, 0.1))
+        super().take(commands)
 
-    def client(self, *messages: Any, numbered: bool = True) -> None:
-        self.give(FromClient(CLIENT, self._number(CLIENT) if numbered else 0, list(messages)))
-
-    def pilot(self, pilot: PilotId, *messages: Any, numbered: bool = True) -> None:
-        self.give(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
+    def set_timer(self, timer: SetTimer) -> None:
+        heapq.heappush(self._timers, (timer.at, timer.key))
 
     def turn_ends(self, *, fast: bool = False) -> None:
         self.journal.flush()
@@ -155,10 +126,6 @@ class Past:
                 self.now = max(self.now, due)
                 self.give(TimerFired(key))
         self.now = at
-
-    def _number(self, peer: str) -> int:
-        self._frames[peer] = self._frames.get(peer, 0) + 1
-        return self._frames[peer]
 
 
 def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
@@ -187,13 +154,8 @@ def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 1
             specs = [CallSpec(CallId(submitted + n), PAYLOAD) for n in range(min(256, calls + open_calls - submitted))]
             submitted += len(specs)
             past.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
-        for library, held in list(past.held.items()):
-            some = held[: min(32, calls - done)]
-            if some:
-                del held[: len(some)]
-                done += len(some)
-                ends = [CallEnd(call, True, b"result", 0.01) for call in some]
-                past.pilot(past.home[library], CallsEnded(LibraryId(library), ends))
+        for library in list(past.held):
+            done += past.end(library, min(32, calls - done), run_s=0.01)
         past.client(Received(done))
         past.turn_ends()
         turns += 1

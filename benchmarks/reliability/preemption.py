@@ -1,11 +1,10 @@
 """Calls over pilots in the preemptible partition of a real Slurm, while every five seconds one of them is pushed aside.
 
-*Goodput* is the time that the calls take by themselves (their number times a fixed sleep) divided by the pilot-seconds
-from each pilot's arrival to its end, up to the last result. Loads, waits and unfinished calls count as lost; the time
-of a preempted job in the queue does not. The side fails unless each call has one right result.
+*Goodput* is the time that the calls take by themselves divided by the pilot-seconds from each pilot's arrival to its
+end, up to the last result. The side fails unless each call has one right result.
 
-`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON. It starts Slurm with the
-lab of the tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON; `tests` must be on
+PYTHONPATH.
 """
 
 from __future__ import annotations

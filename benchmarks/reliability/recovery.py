@@ -1,8 +1,7 @@
 """A live manager under load: thousands of connected pilots that run nothing, and its own violent death.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
-python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works
-again
+python -m benchmarks.reliability.recovery restart                 seconds from kill -9 until it works again
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import ratios, run_side, side_options, take_turns, until
+from benchmarks.harness import in_turns, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
@@ -44,15 +43,12 @@ RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls q
 
 def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pilots, calls, repeats = (50, 5000, 1) if quick else (2000, 200_000, 3)
-    one, many = [], []
-    for repeat in range(repeats):
-        sides = {
-            number: partial(run_side, SIDE, "rate", "--pilots", number, "--calls", str(calls))
-            for number in ("1", str(pilots))
-        }
-        for some, side in zip((one, many), take_turns(repeat, sides).values(), strict=True):
-            some.append(side)
-        say(f"pair {repeat + 1} of {repeats}: {one[-1]['calls_per_s']:,.0f}/s, {many[-1]['calls_per_s']:,.0f}/s")
+    sides = {
+        number: partial(run_side, SIDE, "rate", "--pilots", number, "--calls", str(calls))
+        for number in ("1", str(pilots))
+    }
+    found = in_turns(sides, repeats, say, lambda number, side: f"{number} pilots {side['calls_per_s']:,.0f}/s")
+    one, many = found.values()
     name = f"{pilots:,} pilots"
     rates = {name: [side["calls_per_s"] for side in many], "one pilot": [side["calls_per_s"] for side in one]}
     memory = {name: [side["manager_bytes"] / 1e6 for side in many]}

@@ -1,13 +1,11 @@
 """Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
 
 The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
-partial ones (Figure 8), 1.37 times as many. Here 20 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that
-(the ratio that Figure 6 implies), and one pilot is killed every 8 s from the 40th second on. With awareness disk each
-call starts a process and loads again. The ratio of the sides follows from the lengths that are put in, so it has no
-bar. The bar is that no call ends with an error. The sides run one after the other, since starting processes costs
-cores.
+partial ones (Figure 8). Here 20 pilots sleep: a call takes 5 s, a load 0.8 of that (as Figure 6 implies), and one pilot
+is killed every 8 s from the 40th second on. The ratio follows from these lengths, so it has no bar. The bar is that no
+call ends with an error.
 
-python -m benchmarks.reliability.vanishing full|disk
+    python -m benchmarks.reliability.vanishing full|disk
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import ratios, run_side, side_options, take_turns, until
+from benchmarks.harness import in_turns, processes, ratios, run_side, side_options, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
@@ -34,15 +32,11 @@ NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by on
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
-    done: dict[str, list[float]] = {"full": [], "disk": []}
-    failed: dict[str, list[float]] = {"full": [], "disk": []}
-    repeats = 1 if quick else 3
-    for repeat in range(repeats):
-        sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in done}
-        for name, found in take_turns(repeat, sides).items():
-            done[name].append(float(found["calls"]))
-            failed[name].append(float(found["failed"]))
-        say(f"pair {repeat + 1} of {repeats}: " + ", ".join(f"{name} {some[-1]:.0f}" for name, some in done.items()))
+    sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in ("full", "disk")}
+    found = in_turns(sides, 1 if quick else 3, say, lambda name, one: f"{name} {one['calls']:.0f}")
+    done, failed = (
+        {name: [float(one[what]) for one in several] for name, several in found.items()} for what in ("calls", "failed")
+    )
     cells = {f"{name}, calls": numbers for name, numbers in done.items()}
     lines = [Line(what="calls done", cells={**cells, "full / disk": ratios(done["full"], done["disk"])})]
     lines += [
@@ -94,12 +88,7 @@ def main() -> None:
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
     until(lambda: len(session.status().pilots) == number, 120, f"{number} pilots", every_s=0.2)
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "stoker.pilot.main" in words and any(word.startswith(folder) for word in words):
-                found.append(process)
+    found = list(processes("stoker.pilot.main", folder))
     if len(found) != number:
         raise SystemExit(f"{number} pilots have joined, and {len(found)} processes are pilots")
     return found

@@ -1,9 +1,8 @@
 """How well the simulator knows this machine: fact verification, live and simulated.
 
-Each run is `stoker run fact_verification` in a fresh session. Its journal gives what loads and calls took
-(`stoker.manager.study.calibrate`); the same policies are simulated in that world under several seeds. The error is that
-of the median simulated makespan against the live one. A second line without a bar forecasts each run from the run
-before. Last, where peft is installed, tuning jobs: a gang of two, forecast from one device (`tuning_times`).
+Each run is a fresh session of `stoker run fact_verification`. Its journal gives what loads and calls took; the same
+policies are simulated in that world under several seeds. The error is of the median simulated makespan. A second line
+forecasts each run from the run before; last, with peft, tuning jobs (`tuning_times`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             live.append(found.live_s)
             simulated.append(found.live_s * (1 + found.error))
             say(f"{len(recorded.calls)} calls: live {live[-1]:.1f} s, simulated {simulated[-1]:.1f} s")
-            _replays(folder)
+            again = verify(folder.journal, session=folder.read().session, policies=policies_of(folder))
+            if again.difference is not None:
+                raise RuntimeError(f"{folder.path} replays with another decision: {again.difference}")
     size = f"{PROMPTS * limit} inferences, s"
     lines = [_line(f"its own world, {size}", live, simulated, bar=Bar(at_most=5.0, repeats=1 if quick else RUNS))]
     if len(worlds) > 1:
@@ -75,9 +76,3 @@ def _live(place: Path, *, limit: int) -> SessionFolder:
     links = [link for link in (home / "sessions").iterdir() if link.lstat().st_mtime >= begun - 1]
     newest = max(links, key=lambda link: link.lstat().st_mtime)
     return SessionFolder(newest.resolve())
-
-
-def _replays(folder: SessionFolder) -> None:
-    found = verify(folder.journal, session=folder.read().session, policies=policies_of(folder))
-    if found.difference is not None:
-        raise RuntimeError(f"{folder.path} replays with another decision: {found.difference}")

@@ -1,14 +1,13 @@
 """A round of the `prompt-tuner` policy: dispatch and residency together, by processor time of `Core.handle`.
 
-96 GPUs work through arrivals of three models in virtual time, so most rounds find little to do. At 1,000 GPUs 10,000
-jobs wait: `from scratch` is a policy's first round; then one job comes, or one ends and others start.
+96 GPUs work through arrivals of three models in virtual time. At 1,000 GPUs 10,000 jobs wait: `from scratch` is a
+policy's first round; then one job comes or ends.
 
-`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints the figures of a case as JSON.
+`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints a case's figures as JSON.
 """
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import json
@@ -17,30 +16,29 @@ import statistics
 import time
 from collections.abc import Callable
 
+from benchmarks.engine.driven import SESSION, DrivenCore, collect_as_the_live_loop
 from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.core.events import Command, Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
-from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.to_manager import (
     CallsEnded,
-    ClientHello,
     DefineFunction,
     DefineRecipe,
     DeviceFacts,
     LibraryReady,
     PilotHello,
     Submit,
-)  # fmt: skip
-from stoker.protocol.to_manager import FromClient as ClientMessage
+)
 from stoker.protocol.to_manager import FromPilot as PilotMessage
-from stoker.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.to_pilot import RunCalls
 
 NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
 REPEATS = 5
@@ -78,22 +76,16 @@ LOAD_S, MOST = 20.0, 8
 ROUNDS = ("round/dispatch", "round/residency")
 
 
-class Cluster:
-    """The core, its pilots of eight GPUs, and a client, in virtual time."""
-
+class Cluster(DrivenCore):
     def __init__(self, *, gpus: int, seed: int) -> None:
-        self.core = Core("bench", policies(), strict=True)
-        self.now, self.spent_s = 0.0, 0.0
+        super().__init__(Core(SESSION, policies(), strict=True))
         self.chance = random.Random(seed)
         self.calls = 0
-        self.parts: dict[int, int] = {}
-        """Of calls that run: members that have not ended."""
         self.work: dict[int, float] = {}
         self.agenda: list[tuple[float, int, Event]] = []
         self._count = itertools.count()
-        self._frames: dict[str, int] = {}
-        self._take(self.core.start())
-        self.client(ClientHello(wire.VERSION, "bench"), numbered=False)
+        self.take(self.core.start())
+        self.join()
         self.client(DefineFunction(FunctionKey("tune"), "tune", b"code"))
         for model in MODELS:
             needs = Needs(device_memory_bytes=60 * GB)
@@ -101,9 +93,10 @@ class Cluster:
             context = self.core.state.contexts[model]
             context.load_s = LOAD_S
             context.paces.tell({size: 1.0 / size for size in range(1, MOST + 1)})
+        facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
         for n in range(gpus // 8):
-            facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
-            self.pilot(PilotId(f"node{n}"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, facts), numbered=False)
+            hello = PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
+            self.pilot(PilotId(f"node{n}"), hello, numbered=False)
 
     def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
         self.calls += 1
@@ -121,9 +114,9 @@ class Cluster:
         while self.agenda and self.agenda[0][0] <= until:
             self.now, _, event = heapq.heappop(self.agenda)
             if isinstance(event, FromPilot):
-                event = FromPilot(event.pilot, self._number(event.pilot), event.messages)
+                event = FromPilot(event.pilot, self.number(event.pilot), event.messages)
             before = self.spent_s
-            self._handle(event)
+            self.give(event)
             if isinstance(event, TimerFired) and event.key in ROUNDS:
                 both += self.spent_s - before
                 if event.key == ROUNDS[1]:
@@ -132,44 +125,23 @@ class Cluster:
         self.now = until
         return took
 
-    def client(self, *messages: ClientMessage, numbered: bool = True) -> None:
-        self._handle(FromClient(ClientId("ana"), self._number("ana") if numbered else 0, list(messages)))
+    def set_timer(self, timer: SetTimer) -> None:
+        self._later(timer.at, TimerFired(timer.key))
 
-    def pilot(self, pilot: PilotId, *messages: PilotMessage, numbered: bool = True) -> None:
-        self._handle(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
+    def start_library(self, pilot: PilotId, library: LibraryId) -> None:
+        self._say(pilot, LOAD_S, LibraryReady(library, 0.0, LOAD_S))
 
-    def _handle(self, event: Event) -> None:
-        before = time.thread_time()
-        commands = self.core.handle(event, self.now)
-        self.spent_s += time.thread_time() - before
-        self._take(commands)
-
-    def _take(self, commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, SetTimer):
-                self._later(command.at, TimerFired(command.key))
-            elif isinstance(command, ToPilot):
-                message = command.message
-                if isinstance(message, StartLibrary):
-                    self._say(command.pilot, LOAD_S, LibraryReady(message.library, 0.0, LOAD_S))
-                elif isinstance(message, RunCalls):
-                    self._run(command.pilot, message)
-
-    def _run(self, pilot: PilotId, message: RunCalls) -> None:
-        for spec in message.calls:
-            size = message.gang.size if message.gang is not None else 1
+    def run_calls(self, pilot: PilotId, order: RunCalls) -> None:
+        for spec in order.calls:
+            size = order.gang.size if order.gang is not None else 1
             takes_s = self.work[spec.call] / size + (2.0 if size > 1 else 0.0)
-            self._say(pilot, takes_s, CallsEnded(message.library, [CallEnd(spec.call, True, b"", takes_s)]))
+            self._say(pilot, takes_s, CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)]))
 
     def _say(self, pilot: PilotId, after_s: float, message: PilotMessage) -> None:
         self._later(self.now + after_s, FromPilot(pilot, 0, [message]))
 
     def _later(self, at: float, event: Event) -> None:
         heapq.heappush(self.agenda, (at, next(self._count), event))
-
-    def _number(self, peer: str) -> int:
-        self._frames[peer] = self._frames.get(peer, 0) + 1
-        return self._frames[peer]
 
 
 def policies() -> Policies:
@@ -229,9 +201,7 @@ CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": 
 
 def main() -> None:
     asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    collect_as_the_live_loop()
     print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
 
 

@@ -1,10 +1,8 @@
 """How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
 
-An event of the manager's core is a call that arrives or ends, as in `core_events`; an event of a pilot's core is a call
-that comes to a library or ends there. The bar is for both together.
+An event of the manager's core is a call that arrives or ends; of a pilot's, one that comes to a library or ends there.
 
-`python -m benchmarks.scale.simulator CASE [--quick]` prints the figures of a case as JSON, with the process's peak of
-memory.
+`python -m benchmarks.scale.simulator CASE [--quick]` prints a case's figures as JSON.
 """
 
 from __future__ import annotations
@@ -88,13 +86,9 @@ def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> 
 
 
 def _line(
-    what: str,
-    runs: list[dict[str, float]],
-    unit: str,
-    value: Callable[[dict[str, float]], float],
-    *,
+    what: str, runs: list[dict[str, float]], unit: str, value: Callable[[dict[str, float]], float], *,
     bar: Bar | None = None,
-) -> Line:
+) -> Line:  # fmt: skip
     cells = {"calls/s": [one["calls"] / one["spent_s"] for one in runs], unit: [value(one) for one in runs]}
     return Line(what=what, cells=cells, bar=bar)
 
@@ -130,7 +124,7 @@ def steady(part: int) -> Simulation:
 
 
 def opportunistic(part: int) -> Simulation:
-    """150,000 inferences, one a call, on a pool that grows to 186 GPUs and loses and gets some all the time."""
+    """150,000 inferences on a pool that grows to 186 GPUs and loses and gets some all the time."""
     steps = [(0.0, 20), *((10.0 + 5.0 * n, min(186, 20 + 10 * n)) for n in range(1, 18))]
     steps += [(120.0 + 20.0 * n, 186 - 12 * (n % 2)) for n in range(100)]
     pool = _pool(186, capacity=tuple(steps))

@@ -1,11 +1,9 @@
 """Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
 
-Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal with their median
-and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every side loads first, and is
-timed from the first text to the last vector, tokenizing included, on the same cores.
-
-*Sorted* is what a good user writes: all texts sorted by length, in batches of 32 padded to the longest; with two
-threads or as two processes, whichever is faster. *Padded* pads each text to 512 tokens, over fewer texts.
+Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal. The model has
+all-MiniLM-L6-v2's shape and random weights. Sides are timed from the first text to the last vector. *Sorted*: by
+length, in batches of 32 padded to the longest; with two threads or as two processes, whichever is faster. *Padded*:
+each text to 512 tokens.
 """
 
 from __future__ import annotations
@@ -148,9 +146,7 @@ def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> Non
 
 def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> float:
     if processes == 1:
-        script = Script(folder, threads=len(os.sched_getaffinity(0)))
-        begun = time.perf_counter()
-        return script.embed_all(all_texts) / (time.perf_counter() - begun)
+        return script_rate(folder, all_texts)
     start = multiprocessing.get_context("spawn")
     barrier, out = start.Barrier(processes + 1), start.Queue()
     workers = [
@@ -168,10 +164,10 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
     return found / taken_s
 
 
-def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
+def script_rate(folder: Path, all_texts: Sequence[str], *, longest: int = 0) -> float:
     script = Script(folder, threads=len(os.sched_getaffinity(0)))
     begun = time.perf_counter()
-    return script.embed_all(all_texts, longest=POSITIONS) / (time.perf_counter() - begun)
+    return script.embed_all(all_texts, longest=longest) / (time.perf_counter() - begun)
 
 
 def main() -> None:
@@ -183,7 +179,7 @@ def main() -> None:
         rate = {
             "stoker": stoker_rate,
             "sorted": partial(sorted_rate, processes=asked.processes),
-            "padded": padded_rate,
+            "padded": partial(script_rate, longest=POSITIONS),
         }[asked.side](folder, texts(asked.texts))
     print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
 

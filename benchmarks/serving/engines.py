@@ -2,9 +2,8 @@
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once, in a fresh process on the same cores; ratios are of one round. `--vllm` is an
-interpreter with vLLM (without it its two sides are skipped); `--before` is a checkout of the last commit without
-engines. A side that cannot run says why. Sides: `engines_side.py`.
+Each round runs every side once, in a fresh process. `--vllm` is an interpreter with vLLM; `--before` a checkout of the
+last commit without engines. A side that cannot run says why.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import ROOT, machine, ratios, run_side, spread
+from benchmarks.harness import ROOT, machine, output_of, ratios, run_side, spread
 
 SIDE = "benchmarks.serving.engines_side"
 TITLES = {
@@ -114,10 +113,8 @@ def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[floa
 
 def _converted(folder: str) -> str:
     environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", _CONVERT], env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
-    return done.stdout.strip().splitlines()[-1]
+    command = [sys.executable, "-c", _CONVERT]
+    return output_of(command, timeout_s=300, folder=folder, environment=environment).splitlines()[-1]
 
 
 def _say(line: str) -> None:

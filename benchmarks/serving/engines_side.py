@@ -1,9 +1,8 @@
 """One engine writes a sweep of mixed output lengths with SmolLM2 in bfloat16; prints JSON: new tokens and seconds.
 
-python -m benchmarks.serving.engines_side continuous --model FOLDER --requests 96
+    python -m benchmarks.serving.engines_side continuous --model FOLDER --requests 96
 
-All engines get the same requests: claims of the fact verification demo, each with a number of new tokens that is always
-reached. The load and a few requests to warm up come before the clock.
+Requests are claims of the fact verification demo, each with a number of new tokens that is always reached.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]
-"""Writes requests and returns how many tokens it has written."""
+"""Writes requests and returns the number of tokens."""
 _WARM_UP = 4
 
 

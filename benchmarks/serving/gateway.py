@@ -3,8 +3,7 @@
     python -m benchmarks.serving.gateway --pairs 3 --streams 200
     python -m benchmarks.serving.gateway --pairs 1 --streams 100 200 400 800
 
-Each pair runs both sides of `gateway_side.py` in turn; a model that costs nothing writes 20 tokens a second. Several
-numbers of streams show where streams fall behind their pace.
+Each pair runs both sides of `gateway_side.py`; a model that costs nothing writes 20 tokens a second.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 
-Of ten requests eight are streams that are read to their end, one is a stream whose client goes, one is refused. Prints
-the resident memory of each process of the session.
+Of ten requests eight are whole streams, one is a stream whose client goes, one is refused. Prints the resident memory
+of each process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.serving.gateway_side import REQUEST, memory_bytes
 
 TOKENS = 4
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""After which shares of the requests memory is shown."""
+"""Shares of the requests after which memory is shown."""
 
 
 def request_of(number: int) -> bytes:

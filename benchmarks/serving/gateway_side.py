@@ -1,11 +1,9 @@
-"""A side of `benchmarks.serving.gateway`: many streams at once, of a model that costs nothing and writes at a fixed
-pace.
+"""A side of `benchmarks.serving.gateway`: many streams of a model that costs nothing and writes at a fixed pace.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
-`direct`: the program is in the session itself. `gateway`: it asks a gateway in another process, over HTTP. Prints, of
-all but the first round, the times to the first token (milliseconds), how much longer than their pace streams took,
-processor time a token by process, and the gateway's memory.
+`direct`: in the session itself. `gateway`: over HTTP from another process. Prints, of all but the first round, times to
+the first token (ms), how much longer than their pace streams took, processor time a token, and the gateway's memory.
 """
 
 from __future__ import annotations
@@ -127,7 +125,7 @@ def serve(every_s: float) -> None:
 
 
 async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
-    """Yield the chunks with text of one stream over HTTP, without a client library, which would cost processor time."""
+    """Yield the chunks with text of one stream over HTTP, without a client library's processor time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -157,7 +155,7 @@ async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
 class Found(msgspec.Struct):
     ttft_ms: list[float]
     late: list[float]
-    """How much longer each stream took than its pace allows, as a share."""
+    """How much longer than its pace each stream took, as a share."""
     cpu_us: dict[str, float]
     memory_bytes: int = 0
 

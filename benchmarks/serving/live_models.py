@@ -1,12 +1,9 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a separate session. The models are loaded and rehearse twice: two clients of each ask without a pause,
-then requests come as in the trace. Engines tell what their steps take. From the second rehearsal follow the objectives,
-and the rate at which the simulator predicts three quarters of the requests in time (if all or none were, agreement
-would say nothing). Then the trace is run, and simulated with the measured steps and the lengths of the real texts.
-
-Pilots judge offers by time and memory (decision 061), live and simulated; a second line has simulated pilots that judge
-by memory alone.
+Each run is a session. The models are loaded and rehearse twice: two clients of each ask without a pause, then requests
+come as in the trace. From the second rehearsal follow the objectives, and the rate at which the simulator predicts
+three quarters of the requests in time. Then the trace is run, and simulated with the measured steps. Pilots judge
+offers by time and memory (decision 061); in a second line simulated pilots judge by memory alone.
 
     python -m benchmarks.serving.live_models --seed 1 --for 40 [--by-memory]
 """
@@ -122,13 +119,12 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
 
 
 TOKEN_BYTES = 2 * 6 * 64 * 4
-"""Of the tiny model: keys and values of 6 layers, 64 wide, of 4 bytes."""
+"""Keys and values of 6 layers, 64 wide, of 4 bytes."""
 FIXED_BYTES = 510_000_000
-"""Memory of a library besides its cache: the process, by `contexts.inference.choosing`, and the weights."""
+"""Memory of a library besides its cache (`contexts.inference.choosing`)."""
 WATERMARK = 0.25
-"""Extra cache, beyond the recipe's, that the policy reserves at a load."""
+"""Extra cache that the policy reserves at a load."""
 REHEARSAL_S, TOLD_EVERY_S = 25.0, 13.0
-"""Libraries report their steps every 10 s, and once more later."""
 SITE = """
 name = "here"
 [provider]
@@ -213,8 +209,7 @@ class Live:
     async def run(
         self, requests: list[Request], objective: Objective, *, seed: int, limit_s: float | None = None
     ) -> list[TokenTimes]:
-        """Send the requests when they are due; return when their tokens came. A request open after `limit_s` is
-        cancelled."""
+        """Send the requests when they are due; return when their tokens came. Cancel open ones after `limit_s`."""
         chance = random.Random(f"prompts/{seed}")
         prompts = [text_of(each, chance) for each in requests]
         self.failed: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The policy of `benchmarks.serving.live_models`: `slinfer`, whose instances stay, so that no load comes in between."""
+"""The policy of `benchmarks.serving.live_models`: `slinfer`, whose instances stay."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The requests of `benchmarks.serving.live_models`, and the same session in the simulator.
 
-Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
-request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.log.TokenTimes`).
-`weighed=False` has simulated pilots judge by memory alone.
+Eight models, with requests by weights 1/1 to 1/8. A request has met its objectives if each token was in time (SLINFER
+eq. 1).
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ OUTPUT_MEAN, OUTPUT_MOST = 40, 160
 SPREAD = 0.8
 """The standard deviation of the logarithm of both lengths."""
 TTFT_STEPS, TPOT_STEPS = 40.0, 8.0
-"""Objectives in decode steps of four requests of 128 tokens: engines of four models take turns on a device."""
+"""Objectives in decode steps of four requests of 128 tokens."""
 AIM = 0.75
-"""The share of requests in time that the simulator is to predict; a load is chosen by that before anything is run."""
+"""The share of requests in time that is to be predicted; it chooses the load."""
 WITHIN = (0.6, 0.9)
 LEAST_RATE, MOST_RATE, HALVINGS = 0.5, 64.0, 7
 WARM_S = 120.0
-"""In the simulator each model gets one request, and so loads, this long before the first request that counts."""
+"""Each simulated model loads this long before the first request that counts."""
 
 
 _TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: when it comes, its model, and its lengths in tokens (`output`: the most)."""
+    """`output`: the most."""
 
     at_s: float
     model: int
@@ -81,9 +80,7 @@ def objective_of(times: StepTimes) -> Objective:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The simulator's inputs: bytes of a device, of a library's reserve, of a cached token, of fixed memory;
-    the models' step times.
-    """
+    """Bytes of a device, of a library's reserve, of a cached token, of fixed memory; the models' step times."""
 
     times: StepTimes
     device_bytes: int
@@ -94,7 +91,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """Whether each request was in time; medians of the time to first token and per output token, in seconds."""
+    """Whether each request was in time; medians in seconds."""
 
     met: list[bool]
     first_s: float

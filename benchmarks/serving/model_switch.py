@@ -1,17 +1,12 @@
 """A switch between two models of which only one fits: from the request for the other one until its first token.
 
-Model A is hot and idle when a request for B comes. B comes from its original file ("nothing"), from a snapshot on the
-local disk, or was asleep. Both are SmolLM2-135M in float32; files are in the page cache.
-
-"nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/063), so "asleep" is
-two processes that a third one tells to sleep and wake (`CausalLM.sleep`, `wake`). On a CPU a sleeping model keeps its
-weights in host memory. "asleep, copied" is nearer to a GPU: each side copies its weights once. That column is judged.
+B comes from its original file ("nothing"), from a snapshot, or was asleep. Both are SmolLM2-135M in float32; files are
+in the page cache. Sessions do not let libraries sleep (docs/decisions/063), so "asleep" is two processes that a third
+one tells to sleep and wake. "asleep, copied" copies the weights once, as a GPU does; that column is judged.
 
     python -m benchmarks.serving.model_switch snapshot --switches 4     a session; the other model comes from a snapshot
     python -m benchmarks.serving.model_switch nothing --switches 1      the same; it comes from its original file
     python -m benchmarks.serving.model_switch asleep --switches 4       two library-like processes, without a session
-
-`--snapshots` is the folder of the snapshots; the first run makes them.
 """
 
 from __future__ import annotations
@@ -79,9 +74,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 PROMPT = "The capital of France is"
 TOKENS = 8
 THREADS = 1
-"""Of each model: threads that wait for each other measure how busy the machine is otherwise."""
+"""Of each model."""
 SHARE = 0.55
-"""A share of the device's memory (nine tenths of the host's) with which one of two models fits."""
+"""Of the device's memory (nine tenths of the host's): one of two models fits."""
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
@@ -96,8 +91,7 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
 
 
 def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
-    """Ask for the other model while one is hot, then again, hot. Without `snapshot` only switches to the second
-    count."""
+    """Ask for the other model while one is hot, then again. Without `snapshot` only the second model counts."""
     megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
     recipes = [
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),

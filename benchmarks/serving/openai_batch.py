@@ -1,15 +1,10 @@
 """`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
 
-*Useful* is the device time that the requests take undisturbed: their number, divided by what one device answers a
-second in the middle of an undisturbed run just before. It is divided by the pilot-seconds of the disturbed run, from
-the start of each pilot's process to its end or the last answer. Starts, loads, waits and unfinished requests count as
-lost; the time without a killed pilot does not.
+*Useful* is the device time that the requests take undisturbed (by the middle of an undisturbed run) over the
+pilot-seconds of the disturbed run, from the start of each pilot's process to its end or the last answer. The side fails
+unless each `custom_id` is answered once, and alike in both runs but for rounding.
 
-The model is small and has random weights, so the machinery is measured. The side fails unless each `custom_id` is
-answered once, and alike in both runs but for rounding.
-
-`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs as JSON. The model is that of the
-tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs; `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,14 +17,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, run_side, side_options
+from benchmarks.harness import ROOT, missing, processes, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
@@ -117,7 +112,7 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sum up the lives of pilots until the last answer, and kill a pilot, the manager and the other pilot on the way.
+    """Sum up the lives of pilots until the last answer; kill a pilot, the manager and the other pilot on the way.
 
     `per_s`: answers a second between a tenth and nine tenths of the requests.
     """
@@ -134,7 +129,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         now, done = time.monotonic(), count_lines(part)
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
-        for process in processes(folder, PILOT, besides=pilots):
+        for process in processes(PILOT, folder, besides=pilots):
             pilots[process.pid] = process
             pilot_s += time.time() - process.create_time()
         if done >= (0.9 if marks else 0.1) * total and len(marks) < 2:
@@ -142,7 +137,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if plan and done >= plan[0][0] * total:
             _, module = plan.pop(0)
             first = first or list(pilots.values())
-            victim = first.pop() if module == PILOT else next(iter(processes(folder, MANAGER, besides={})))
+            victim = first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))
             victim.kill()
             killed += 1
     if kills and killed != PILOTS + 1:
@@ -151,14 +146,6 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     return {
         "pilot_s": pilot_s, "seconds": last - began, "killed": killed, "per_s": (has - had) / (to_s - from_s),
     }  # fmt: skip
-
-
-def processes(folder: Path, module: str, *, besides: Collection[int]) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline() if process.pid not in besides else []
-            if module in words and any(word.startswith(str(folder)) for word in words):
-                yield process
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -1,7 +1,7 @@
 """How well a table of a model's steps foretells others: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
 
-The profiler takes samples at powers of two, then 100 random workloads, each the median of five steps, in a fresh
-process for each run. `python -m benchmarks.serving.step_times` is the side; its last line is JSON.
+The profiler takes samples at powers of two, then 100 random workloads. `python -m benchmarks.serving.step_times` is the
+side.
 """
 
 from __future__ import annotations

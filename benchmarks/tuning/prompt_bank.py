@@ -2,17 +2,15 @@
 
 A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
 1 of PromptTuner §4.3.2), and each kind of lookup is made over these scores, so counts and regret are exact. Regret is
-the score of the found prompt less the lowest score, in nats a target token; beside it stands its part of what the best
-candidate is better than a middling one.
+the score of the found prompt less the lowest score, in nats a target token; also as a part of the best's lead over a
+middling one.
 
-Kinds: the paper's two layers; best bin first (`lookup.py`) within a few limits, by default a twelfth of the bank; and
-as many random candidates. The paper's lookup is also counted over all clusters: on average, weighted by their sizes,
-and at worst.
+Kinds: the paper's two layers; best bin first (`lookup.py`) within limits; and as many random candidates. The paper's
+lookup is also counted over all clusters: on average, by size, and at worst.
 
-Candidates and tasks are in `../shared/data` next to the repository. Scoring 3,067 prompts for a task takes half an hour
-on one core with four samples, the default on a CPU (four tasks), and minutes with sixteen on a GPU. Scores and
-features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run continues. `python -m
-benchmarks.tuning.prompt_bank --help` has the options of the side; its last line is JSON.
+Data are in `../shared/data`. A task takes half an hour on one core with four samples, minutes with sixteen on a GPU.
+Scores and features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run continues. `python -m
+benchmarks.tuning.prompt_bank --help` has the options of the side.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
 
 LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
-"""The bank's candidates, and the source of a task's samples."""
 SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
 
@@ -99,15 +96,13 @@ def table_of(found: dict[str, Any]) -> Table:
 
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
-"""The tasks, in the order in which they are taken."""
 LONGEST = 600
-"""Longest sample, in characters: longer ones are skipped."""
+"""Characters of a sample, at most."""
 
 
 class Scores:
-    """Losses by task and prompt in a file: nothing is scored twice. `of`: the model, samples and end token that they
-    hold for. `spent_s`: the seconds of all, also of earlier runs.
-    """
+    """Losses by task and prompt in a file: nothing is scored twice. `of`: model, samples and end token. `spent_s`: also
+    of earlier runs."""
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
         digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
@@ -141,7 +136,7 @@ class Scores:
 
 
 def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Make each kind of lookup over one task; of the random one, return the best loss of each of many draws."""
+    """Make each kind of lookup over one task; of the random one, return the best loss of each draw."""
     size = len(layers)
     found: dict[str, LookupResult | list[float]] = {
         "two layers (the paper's)": two_layers(layers, score),

@@ -1,10 +1,7 @@
 """The similarity of a bank's prompts, and the cost of the number of clusters: Figure 10 of PromptTuner.
 
-10a: the cosine similarity of each prompt's feature with its nearest, and with its five nearest (their mean; the paper
-does not say which). The page also has the similarity of any two prompts, since hidden states are alike for all texts.
-
-10b: the paper's lookup in two layers with several numbers of clusters: scores, regret and latency (scores times the
-seconds of one). It reads what `prompt_bank` keeps, so it takes a minute after that.
+10a: the cosine similarity of each prompt's feature with its nearest, with its five nearest, and of any two. 10b: the
+lookup in two layers with several numbers of clusters. It reads what `prompt_bank` keeps.
 """
 
 from __future__ import annotations

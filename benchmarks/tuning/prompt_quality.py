@@ -2,33 +2,33 @@
 
 PromptTuner §6.3 (Figure 9) compares the *score candidate*, the prompt of lowest score, with the *ideal* one, the best
 by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows random
-prompts. This is the same at a size that one core does in some hours. The rules were fixed before any two prompts were
-compared, with one exception: tunings ended after 15 iterations at first; after seven tasks the most was raised to 60,
-since half of the random ones counted for less than they need. `prompt_quality_side.Settings` has the numbers.
+prompts. The rules were fixed before any two prompts were compared, but for the most iterations (15 at first, 60 after
+seven tasks). `prompt_quality_side.Settings` has the numbers.
 
-- *Tasks*: ten, from five data sets, at most 240 samples of at most 120 characters each, cut by the application's own
-  `split` into training samples, 12 that decide when the target is reached, and a few held out.
-- *Prompts*: 3,067 in the bank's two layers, cut to 16 tokens, where the soft prompt begins. A score is the mean loss
-  over 8 training samples. A lookup scores a 24th of the bank, best bin first; the short list is the 8 best that it has
-  seen.
-- *Tuning*: `tune()` with its defaults, 4 samples an iteration, the same for every prompt of a task, at most 60
-  iterations, the metric (loss a target token) taken every 3.
-- *Target* (§6.1): the mean over 3 random prompts (20 in the paper) of the least loss in 15 iterations. All of the short
-  list are tuned in the order of their scores; one that is slower than an earlier one is stopped.
-- *ITA*: the iteration of the first evaluation that reaches the target. A prompt that never does counts as 60, which
-  makes every ratio less extreme. A second line interpolates between evaluations; it has no bar.
-- *Ratios* of a task: the best of the short list, the median random prompt, and the induced prompt, each against the
-  prompt chosen by score. A bar is of the median over tasks, with a 95 % interval by bootstrap (10,000 draws).
-- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations. No bar.
+- *Tasks*: ten, from five data sets, cut by the application's own `split`.
 
-Seeds are fixed, so runs are the same up to rounding. Curves are kept in `$STOKER_HOME/prompt-quality-benchmark`; a
-stopped run resumes. `python -m benchmarks.tuning.prompt_quality_side --help` has the options; its last line is JSON.
+- *Prompts*: 3,067 in two layers, cut to 16 tokens. A lookup scores a 24th of the bank, best bin first; the short list
+is the 8 best that it has seen.
+
+- *Target* (§6.1): the mean over 3 random prompts (20 in the paper) of the least loss in 15 iterations. The short list
+is tuned in the order of scores; one that is slower than an earlier one is stopped.
+
+- *ITA*: the first evaluation that reaches the target; one that never does counts as 60. A second line interpolates.
+
+- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each against the one chosen by
+score. A bar is of the median over tasks, with a 95 % interval by bootstrap.
+
+- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations.
+
+Curves are kept in `$STOKER_HOME/prompt-quality-benchmark`; a stopped run resumes. `python -m
+benchmarks.tuning.prompt_quality_side --help` has the options.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from benchmarks.harness import MODEL, missing, run_side
@@ -39,9 +39,9 @@ from stoker.chance import Stream
 NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
-"""The task and the number of random prompts whose iterations are compared with Figure 2c's."""
+"""For Figure 2c."""
 SPREAD_SAID = (1.7, 4.5)
-"""How many times the least iterations the median and the most are in the paper (§2.2)."""
+"""Median and most over the least iterations in the paper (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),
@@ -111,12 +111,15 @@ def apart(iterations: Sequence[float]) -> str:
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:
-    count, chance = len(numbers), Stream(0, "bootstrap")
-    medians = sorted(
-        statistics.median([numbers[int(count * chance.uniform(draw * count + place))] for place in range(count)])
-        for draw in range(draws)
-    )
+    drawn = _resamples(len(numbers), draws)
+    medians = sorted(statistics.median([numbers[place] for place in places]) for places in drawn)
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+@lru_cache(maxsize=4)
+def _resamples(count: int, draws: int) -> list[list[int]]:
+    chance = Stream(0, "bootstrap")
+    return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(draws)]
 
 
 def _list(found: float | Sequence[float]) -> Sequence[float]:

@@ -1,7 +1,6 @@
 """The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
 
-A record is appended when a lookup or a tuning has ended, so a stopped run continues, and two runs may work on different
-tasks. The results are computed from the records alone.
+A record is appended after each lookup and tuning, so a stopped run continues, and two runs may share the tasks.
 """
 
 from __future__ import annotations
@@ -42,29 +41,25 @@ if TYPE_CHECKING:
 CHOSEN = (
     "claims", "calculations", "topics", "endings", "names", "climate", "results", "articles", "opposites", "sums",
 )  # fmt: skip
-"""The ten tasks, in the order in which they are run."""
 DEMONSTRATIONS = """\
 I gave a friend an instruction. Based on the instruction they produced the following input-output pairs:
 
 {pairs}
 The instruction was to"""
-"""Honovich et al., "Instruction induction: from few examples to natural language task descriptions" (2022)."""
+"""Honovich et al., "Instruction induction" (2022)."""
 Record = dict[str, Any]
 Points = Sequence[Sequence[float]]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings that decide the numbers. They were chosen before the first result was seen."""
+    """Chosen before the first result was seen. `scored`: training samples of a score; `evaluation`: samples that decide
+    when the target is reached; `tokens`: of a prompt, for its score and as the soft prompt."""
 
     samples: int = 240
-    """Samples of a task at most, drawn from the ones of at most `longest` characters."""
     longest: int = 120
     tokens: int = 16
-    """Of a prompt, for its score and as the soft prompt."""
     scored: int = 8
-    """Samples of a score, drawn from the training samples."""
     evaluation: int = 12
-    """Samples that decide when the target is reached; neither scored nor trained on."""
     share: int = 24
     shortlist: int = 8
     randoms: int = 3
@@ -87,7 +82,7 @@ QUICK = Settings(
 
 
 class Bench:
-    """One task: a model, a bank for it, and the records, of which those are made that are not there yet."""
+    """One task: a model, a bank, and the records; missing ones are made."""
 
     def __init__(
         self, model: CausalLM, layers: Layers, settings: Settings, log: RecordLog, *, task: str, pairs: Pairs
@@ -125,8 +120,7 @@ class Bench:
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """Return the curve from this text to the target or `most` iterations. A curve stopped before both is made
-        again."""
+        """Return the curve to the target or `most` iterations. One that was stopped before both is made again."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
@@ -231,8 +225,8 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Return the iterations of the whole curves to their own target, the mean of their least losses; None without
-    curves."""
+    """Return the iterations of the whole curves to their own target, the mean of their least losses; None
+    without any."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None

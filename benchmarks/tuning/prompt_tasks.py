@@ -1,7 +1,4 @@
-"""Small real tasks as pairs of input and target, from the data in `../shared/data` next to the repository.
-
-Labels are words, so that a language model has something to say about them before it is tuned.
-"""
+"""Small real tasks as pairs of input and target, from the data in `../shared/data`. Labels are words."""
 
 from __future__ import annotations
 
@@ -17,47 +14,14 @@ from benchmarks.harness import ROOT
 DATA = ROOT.parent / "shared" / "data"
 PROMPTS = DATA / "prompts" / "prompt_bank.jsonl.xz"
 Pairs = list[tuple[str, str]]
+Row = dict[str, Any]
 WORDS = {"SUPPORTS": " true", "REFUTES": " false", "NOT ENOUGH INFO": " unknown", "NOT_ENOUGH_INFO": " unknown",
          "DISPUTED": " disputed"}  # fmt: skip
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path: Path) -> list[Row]:
     data = path.read_bytes()
     return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
-
-
-def claims() -> Pairs:
-    return [(f"\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _claims()]
-
-
-def statements() -> Pairs:
-    return [(f"\nText: {row['evidence']}\nStatement:", f" {row['claim']}") for row in _symmetric()]
-
-
-def evidence() -> Pairs:
-    return [
-        (f"\nEvidence: {row['evidence']}\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _symmetric()
-    ]
-
-
-def sums() -> Pairs:
-    return [(f"\nQuestion: {row['question']}\nAnswer:", " " + row["answer"].split("#### ")[1]) for row in _problems()]
-
-
-def climate() -> Pairs:
-    return [(f"\nClaim: {row['claim']}\nVerdict:", WORDS[row["claim_label"]]) for row in _climate()]
-
-
-def steps() -> Pairs:
-    return [(f"\nProblem: {row['question']}\nFirst step:", " " + row["answer"].split("\n")[0]) for row in _problems()]
-
-
-def programs() -> Pairs:
-    return [(f"\n{row['prompt']}", row["canonical_solution"].split("\n")[0]) for row in _functions()]
-
-
-def topics() -> Pairs:
-    return [(f"\nClaim: {row['claim']}\nTopic:", f" {row['evidences'][0]['article']}") for row in _climate()]
 
 
 def articles() -> Pairs:
@@ -98,28 +62,48 @@ def names() -> Pairs:
     return found
 
 
-def _claims() -> list[dict[str, Any]]:
+def _claims() -> list[Row]:
     return rows(DATA / "fever/paper_dev.jsonl")
 
 
-def _climate() -> list[dict[str, Any]]:
+def _climate() -> list[Row]:
     return rows(DATA / "tasks/climate_fever/dataset/climate-fever.jsonl")
 
 
-def _functions() -> list[dict[str, Any]]:
+def _functions() -> list[Row]:
     return rows(DATA / "tasks/humaneval/data/HumanEval.jsonl.gz")
 
 
-def _problems() -> list[dict[str, Any]]:
+def _problems() -> list[Row]:
     return rows(DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl")
 
 
-def _symmetric() -> list[dict[str, Any]]:
+def _symmetric() -> list[Row]:
     return rows(DATA / "tasks/feversymmetric/symmetric_v0.2/fever_symmetric_dev.jsonl")
 
 
+def _each(read: Callable[[], list[Row]], pair: Callable[[Row], tuple[str, str]]) -> Callable[[], Pairs]:
+    return lambda: [pair(row) for row in read()]
+
+
 TASKS: dict[str, Callable[[], Pairs]] = {
-    "claims": claims, "statements": statements, "climate": climate, "evidence": evidence, "sums": sums,
-    "steps": steps, "programs": programs, "topics": topics, "articles": articles, "calculations": calculations,
-    "results": results, "endings": endings, "opposites": opposites, "names": names,
+    "claims": _each(_claims, lambda row: (f"\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]])),
+    "statements": _each(_symmetric, lambda row: (f"\nText: {row['evidence']}\nStatement:", f" {row['claim']}")),
+    "climate": _each(_climate, lambda row: (f"\nClaim: {row['claim']}\nVerdict:", WORDS[row["claim_label"]])),
+    "evidence": _each(
+        _symmetric,
+        lambda row: (f"\nEvidence: {row['evidence']}\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]),
+    ),
+    "sums": _each(
+        _problems, lambda row: (f"\nQuestion: {row['question']}\nAnswer:", " " + row["answer"].split("#### ")[1])
+    ),
+    "steps": _each(
+        _problems, lambda row: (f"\nProblem: {row['question']}\nFirst step:", " " + row["answer"].split("\n")[0])
+    ),
+    "programs": _each(_functions, lambda row: (f"\n{row['prompt']}", row["canonical_solution"].split("\n")[0])),
+    "topics": _each(
+        _climate, lambda row: (f"\nClaim: {row['claim']}\nTopic:", f" {row['evidences'][0]['article']}")
+    ),
+    "articles": articles, "calculations": calculations, "results": results, "endings": endings,
+    "opposites": opposites, "names": names,
 }  # fmt: skip

@@ -1,13 +1,9 @@
 """How soon a prompt-tuning job makes its first optimizer step, with a hot model and with nothing loaded.
 
-The clock starts before the job is submitted (`tune(job)`) and stops when the library has made the first step; what is
-between is the way through client, manager and pilot, encoding the samples, the first evaluation of the initial prompt
-(four samples), and the step (four samples). A *cold* device belongs to a pilot that is asked for with the job, so the
-pilot's start, the imports and the load are in it; from the model's own file, or from the snapshot that an earlier pilot
-has left on the disk. The *warm* job is the next one of the same session. One CPU device (or one GPU), SmolLM2-135M,
-every repeat in a fresh process with its own state folder.
-
-The side of `tune_start`: one session, whose first job finds nothing and whose next ones find the model hot.
+The clock runs from before `tune(job)` until the library has made the first step: client, manager, pilot, the first
+evaluation and the step (four samples each). A *cold* job also has the pilot's start, the imports and the load, from the
+model's file or from an earlier pilot's snapshot. The *warm* job is the next one of the session. One device,
+SmolLM2-135M, fresh processes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Where a tuning job's time goes, and how well the simulator knows a gang of two from a job on one device.
 
-- *Shares*: communication of the iterations (the paper has 0.4 to 0.5 %, §2.2), and what is fixed: all that is neither
-  an iteration nor an evaluation while tuning: the lookup, the start, checkpoints.
-- *Forecast*: a world is made of what one device took (its lookup, its iterations, the rest as the head of the call),
-  and the simulator runs the same job on two: members share the lookup and the iterations, the head they do not. The
-  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.call`). Two ranks that share this
-  machine's cores with other work say little about the rest.
+- *Shares*: communication of the iterations (the paper has 0.4 to 0.5 %, §2.2), and what is fixed: the lookup, the
+start, checkpoints.
 
-The side of `tuning_times`: tuning jobs in one session, alone and on two devices; prints JSON.
+- *Forecast*: a world has what one device took, and the simulator runs the same job on two. The bar is for the lookup
+alone, which a gang shares live (`stoker.tuning.call`).
 
-Two jobs on one device come first: the second, which meets a hot model and a bank that is built, is what forecasts are
-made from. Then the same job on two devices. A job's own clock says what it spent, by part (`stoker.tuning.pace`).
+The side runs two jobs on one device, of which the second counts, and the same on two. A job's own clock tells its parts
+(`stoker.tuning.pace`).
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ def fixed_s(spent: dict[str, float]) -> float:
 
 
 def simulated_s(side: dict[str, Any]) -> float:
-    """The job on two devices in a world with one device's measured times, from its first second to its last."""
+    """Return the job's seconds on two devices in a world with one device's measured times."""
     spent, items = side["one"]["spent_s"], side["iterations"]
     head_s = fixed_s(spent) - spent["bank"]
     context = ContextModel(

@@ -48,26 +48,6 @@ def findings(of: Records) -> dict[str, tuple[summary.Finding, ...]]:
     return {verdict.bar: verdict.findings for verdict in summary.verdicts(of)}
 
 
-def test_case_runs_once_per_release_and_others_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases, ran, told, path = TABLES["6a"]()[:3], list[Case](), list[str](), tmp_path / "arlo.json"
-
-    def run(case: Case) -> Result:
-        ran.append(case)
-        return result_of(case, 2.0)
-
-    for _ in range(2):
-        Records(path).store.bring([*cases, cases[0]], run, tell=told.append)
-        assert (ran, len(told)) == (cases, 3)
-    monkeypatch.setattr(common, "RELEASE", "another")
-    of = Records(path)
-    of.store.bring(cases[:1], run, tell=told.append)
-    assert ran[3:] == cases[:1]
-    of.store.drop_others(cases[1:])
-    again = Records(path)
-    assert again.get(cases[0]) is None
-    assert len(again.store.found) == 2
-
-
 MEANS = {
     ST: 10.0, DT["flat"]: 3.5, DT["rising"]: 4.0, DT["falling"]: 6.0, INFAAS: 90.0, INFAAS_SHORT: 4.5, ARLO: 3.0
 }  # fmt: skip

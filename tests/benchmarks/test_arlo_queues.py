@@ -85,7 +85,7 @@ def test_devices_count_from_their_addition_to_their_last_answer() -> None:
     assert fleet.device_s(5.0) == pytest.approx(2 * 5.0 + 4.0 - (5.0 - 3.009))
 
 
-def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 6.0) -> Measures:
+def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:
     """A run of half a dozen devices under a load that keeps Arlo's busy for the most part."""
     workload = Workload(1200.0, for_s, seed, "bursty")
     trace = make_trace(workload, [30, 60, 90, 100, 120, 500], [100, 200, 300, 400])
@@ -96,7 +96,7 @@ def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 6.0) -> 
 def test_no_system_loses_requests_and_few_instances_are_out(system: str) -> None:
     for least in (0, 3):
         found = small(system, least=least)
-        assert found.requests > 5000
+        assert found.requests > 1500
         assert found.lost == 0
         assert found.most_out <= found.at_once == 1
         assert found.p98_ms >= found.p50_ms > 1000 * (LatencyProfile("base").static_s(64) + settings.OVERHEAD_S) - 1e-6

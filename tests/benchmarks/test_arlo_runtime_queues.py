@@ -19,20 +19,12 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
     return queues
 
 
-def test_the_example_of_the_paper() -> None:
-    """§3.4: of length 200 with 54/60 at the ideal runtime, and 28/48 at the next."""
-    queues = loaded((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
-    assert queues.take(200) == "q3b"
-    assert queues.load("q3b") == 29
-
-
 def test_the_threshold_falls_from_level_to_level() -> None:
     """0.8 is under 0.85 and not under 0.765; a level without an instance is no level."""
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
 
-
-def test_where_all_are_congested_the_shortest_takes_it() -> None:
+    # Where all are congested, the shortest takes it.
     assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
 
 

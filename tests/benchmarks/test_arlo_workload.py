@@ -106,7 +106,7 @@ def test_demands_are_the_requests_of_one_objective_in_each_bin() -> None:
     assert [each.capacity for each in found][::7] == [130, 30]
 
 
-def test_requests_beyond_the_longest_runtime_cost_more_if_priced() -> None:
+def test_requests_that_devices_cannot_serve_count_by_price_and_mix() -> None:
     """Without it, equation 5 lets one instance of the longest runtime have half more than it can answer."""
     lengths = [64] * 80 + [512] * 20
     plain = demands(lengths, 1600.0, lengths_of(8), BASE)
@@ -114,8 +114,6 @@ def test_requests_beyond_the_longest_runtime_cost_more_if_priced() -> None:
     assert best_allocation(4, plain)[-1] == 1
     assert best_allocation(4, demands(lengths, 1600.0, lengths_of(8), BASE, overload_s=60.0))[-1] == 2
 
-
-def test_with_too_few_devices_the_mix_counts() -> None:
     wanted = demands([64] * 5 + [512] * 5, 10_000.0, lengths_of(8), BASE)
     found = best_allocation(10, wanted)
     assert sum(found) == 10

@@ -45,7 +45,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(  # the pair ends sooner than the assumed time for two ranks to meet: the learned pace is not zero
     specs=[*SINGLE, (0.0, "a", (1, 1), 0.0, 3, False), PAIR, (6.0, "a", (1, 4), 5.0, 1, False)],
     lost_at=None,

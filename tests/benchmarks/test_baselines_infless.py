@@ -92,13 +92,10 @@ def test_idle_instances_are_used_at_once_where_they_are_enough(lab: Make) -> Non
     assert t.core.state.contexts["a"].loads == 4
 
 
-def test_a_job_that_is_late_anyway_runs_on_one_instance(lab: Make) -> None:
+def test_a_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     t = job(lab(), "j", 15.0).run()
     assert [size for _, size in starts(t, "j")] == [1]
     assert t.ended["j"].ok
-
-
-def test_a_late_job_that_wants_that_is_dropped(lab: Make) -> None:
     t = lab()
     t.call("j", context="a", items=100, gang=(1, 8), objective=due(15.0, drop_late=True)).run()
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
@@ -136,19 +133,12 @@ def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
     assert began[False] < began[True]
 
 
-def test_jobs_that_hold_and_are_late_begin_on_what_they_hold(lab: Make) -> None:
-    t = lab(pilots=1, hold=True)
-    job(t, "a1", 40.0, gang=(1, 4))
-    job(t, "b1", 40.0, gang=(1, 4), context="b").run()
-    assert t.ended["a1"].ok
-    assert t.ended["b1"].ok
-
-
-@pytest.mark.parametrize("hold", [False, True])
-def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool) -> None:
+@pytest.mark.parametrize(("hold", "at", "least", "most"), [(True, 40.0, 1, 4), (False, 45.0, 3, 3), (True, 45.0, 3, 3)])
+def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool, at: float, least: int, most: int) -> None:
+    """Jobs that hold and are late begin on what they hold."""
     t = lab(pilots=1, hold=hold)
-    job(t, "a1", 45.0, gang=(3, 3))
-    job(t, "b1", 45.0, gang=(3, 3), context="b").run()
+    job(t, "a1", at, gang=(least, most))
+    job(t, "b1", at, gang=(least, most), context="b").run()
     assert t.ended["a1"].ok
     assert t.ended["b1"].ok
 
@@ -219,6 +209,3 @@ def test_keep_alive_mixes_a_long_and_a_short_histogram() -> None:
     assert traffic.keep_s(450.0, gamma=0.0, tail=0.99) == pytest.approx(40.0)
     assert traffic.keep_s(500.0, gamma=0.0, tail=0.99) == 5.0
     assert traffic.keep_s(500.0, gamma=0.5, tail=0.99) == pytest.approx(22.5)
-
-
-# ---- whatever happens

@@ -88,16 +88,12 @@ def table(*numbers: float, bar: Bar | None = FAST) -> Table:
 def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad, few = table(5.0, 5.0, 5.0), table(1.0, 1.0, 1.0), table(5.0)
     skipped = Table(name="two", title="b", skipped="no such module")
-    assert passes(good)
-    assert not passes(bad)
-    assert not passes(few)
-    assert conclude([good, skipped], [], quick=False) == 0
-    assert conclude([good, bad], [], quick=False) == 1
-    assert conclude([good, few], [], quick=False) == 1
-    assert conclude([good], ["three"], quick=False) == 2
-    assert conclude([skipped], [], quick=False) == 2
-    assert conclude([], [], quick=True) == 2
-    assert conclude([bad], [], quick=True) == 0
+    assert [passes(each) for each in (good, bad, few)] == [True, False, False]
+    for tables, failed, quick, status in (
+        ([good, skipped], [], False, 0), ([good, bad], [], False, 1), ([good, few], [], False, 1),
+        ([good], ["three"], False, 2), ([skipped], [], False, 2), ([], [], True, 2), ([bad], [], True, 0),
+    ):  # fmt: skip
+        assert conclude(tables, failed, quick=quick) == status
     said = capsys.readouterr().out
     assert "not every bar is met: one" in said
     assert "failed: three" in said
@@ -183,23 +179,35 @@ def test_noop_bars(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPat
     assert any("ahead" in line.what for line in found.lines)
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(10.1, Verdict.MET), (9.9, Verdict.MISSED)])
-def test_taskvine_bar(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
-        return {"calls_per_s": 300.0 * (ratio if module == taskvine.OURS else 1.0), "p50_ms": 1.0}
-
-    monkeypatch.setattr(taskvine, "run_side", side)
-    monkeypatch.setattr(taskvine, "why_not", lambda: "")
-    found = taskvine.measure(lambda _: None)
-    assert found.lines[0].verdict() is verdict
+def taskvine_side(ratio: float) -> Callable[..., dict[str, Any]]:
+    return lambda module, *_, **__: {"calls_per_s": 300.0 * (ratio if module == taskvine.OURS else 1.0), "p50_ms": 1.0}
 
 
-@pytest.mark.parametrize(("slowest_s", "verdict"), [(109.0, Verdict.MET), (111.0, Verdict.MISSED)])
-def test_fact_batches_bar(slowest_s: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"seconds": {"1": [100.0, 100.0, 100.0], "16": [105.0] * 3, "256": [50.0, slowest_s, 900.0]}}
-    monkeypatch.setattr(fact_batches, "run_side", lambda *_, **__: found)
-    monkeypatch.setattr(fact_batches, "missing", lambda *_: "")
-    assert fact_batches.measure(lambda _: None).lines[-1].verdict() is verdict
+def batches_side(slowest_s: float) -> Callable[..., dict[str, Any]]:
+    seconds = {"1": [100.0, 100.0, 100.0], "16": [105.0] * 3, "256": [50.0, slowest_s, 900.0]}
+    return lambda *_, **__: {"seconds": seconds}
+
+
+def memory_side(resident: float) -> Callable[..., dict[str, Any]]:
+    return lambda *_, **__: {"resident_bytes_per_call": resident, "traced_bytes_per_call": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("module", "measure", "side", "line", "met", "missed"),
+    [
+        (taskvine, taskvine.measure, taskvine_side, 0, 10.1, 9.9),
+        (fact_batches, fact_batches.measure, batches_side, -1, 109.0, 111.0),
+        (core_events, core_events.memory, memory_side, 0, 999.0, 1001.0),
+    ],
+)
+def test_bars_of_other_benchmarks(
+    module: Any, measure: Any, side: Any, line: int, met: float, missed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("missing", "why_not"):
+        monkeypatch.setattr(module, name, lambda *_: "", raising=False)
+    for number, verdict in ((met, Verdict.MET), (missed, Verdict.MISSED)):
+        monkeypatch.setattr(module, "run_side", side(number))
+        assert measure(lambda _: None).lines[line].verdict() is verdict
 
 
 def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,16 +227,9 @@ def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events(190_000, 199_000, 199_000) == [bad, bad, bad, good]
 
 
-@pytest.mark.parametrize(("resident", "verdict"), [(999.0, Verdict.MET), (1001.0, Verdict.MISSED)])
-def test_memory_bar(resident: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"resident_bytes_per_call": resident, "traced_bytes_per_call": 1.0}
-    monkeypatch.setattr(core_events, "run_side", lambda *_, **__: found)
-    assert core_events.memory(lambda _: None).lines[0].verdict() is verdict
-
-
 def test_a_side_that_fails_is_no_number() -> None:
-    with pytest.raises(RuntimeError, match="--executor"):
-        run_side("benchmarks.engine.noop", "--executor", "nobody's", "--how", "app")
+    with pytest.raises(RuntimeError, match=r"nothing\.json"):
+        run_side("json.tool", "nothing.json")
 
 
 def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,9 +43,9 @@ def test_few_requests_are_all_in_time_and_far_too_many_are_not():
 def test_the_rate_that_is_chosen_says_something(monkeypatch):
     for name, value in (("HALVINGS", 2), ("LEAST_RATE", 40.0), ("MOST_RATE", 122.5)):
         monkeypatch.setattr(live_models_world, name, value)
-    rate, predicted = choose_rate(MACHINE, OBJECTIVE, seed=1, for_s=3.0, weighed=True)
+    rate, predicted = choose_rate(MACHINE, OBJECTIVE, seed=1, for_s=1.5, weighed=True)
     assert live_models_world.WITHIN[0] <= predicted <= live_models_world.WITHIN[1]
-    found = met(requests_at(rate, seed=1, for_s=3.0))
+    found = met(requests_at(rate, seed=1, for_s=1.5))
     assert sum(found) / len(found) == predicted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,31 @@ def test_every_table_names_cases_that_are_told_apart(every: dict[str, Callable[[
     for name, cases in every.items():
         names = [case.name for case in cases()]
         assert len(names) == len(set(names)), name
+
+
+def test_a_case_is_run_once_by_each_release_and_others_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, ran, told = [tables.Case("a", 1), tables.Case("b", 2), tables.Case("a", 1)], list[str](), list[str]()
+    kept: dict[str, Any] = {}
+
+    def bring(*wanted: tables.Case) -> None:
+        store: common.Store[tables.Case, Any] = common.Store(kept.values(), write=lambda: kept.update(store.found))
+        store.bring(wanted, run, tell=told.append)
+
+    def run(case: tables.Case) -> Any:
+        ran.append(case.system)
+        return SimpleNamespace(case=case, release=common.RELEASE)
+
+    for _ in range(2):
+        bring(*cases)
+        assert (ran, len(told)) == (["a", "b"], 2)
+    monkeypatch.setattr(common, "RELEASE", "another")
+    bring(cases[0])
+    assert ran == ["a", "b", "a"]
+    store: common.Store[tables.Case, Any] = common.Store(kept.values(), write=lambda: told.append("written"))
+    store.drop_others(cases[1:2])
+    assert (store.get(cases[0]), told[-1], len(store.found)) == (None, "written", 1)
 
 
 def test_paragraphs_are_filled_and_code_is_not_broken() -> None:

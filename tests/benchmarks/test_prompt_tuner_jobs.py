@@ -56,7 +56,7 @@ def test_models_may_have_traces_of_their_own() -> None:
         assert fullest([job for job in found if job.model == model]) == round(5 * count / 20)
 
 
-def test_minutes_are_not_even_and_gaps_within_one_are_exponential() -> None:
+def test_minutes_are_uneven_and_gaps_within_one_are_exponential() -> None:
     counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
     others = sorted(counts[minute] for minute in range(20))[:-1]
     assert stdev(others) > 2 * math.sqrt(fmean(others))  # independent jobs would spread by the root
@@ -64,8 +64,6 @@ def test_minutes_are_not_even_and_gaps_within_one_are_exponential() -> None:
     gaps = [b - a for a, b in pairwise(full)]
     assert stdev(gaps) == pytest.approx(fmean(gaps), rel=0.05)
 
-
-def test_the_same_seed_gives_the_same_jobs_and_another_gives_others() -> None:
     assert jobs(MEDIUM, USUAL, seed=1) == jobs(MEDIUM, USUAL, seed=1)
     assert jobs(MEDIUM, USUAL, seed=1) != jobs(MEDIUM, USUAL, seed=2)
 
@@ -117,8 +115,6 @@ def test_the_bank_takes_time_and_saves_unforeseen_iterations() -> None:
     assert banked.at_s == 7.0
     assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))
 
-
-def test_a_looser_bound_is_told_and_not_needed() -> None:
     loose = msgspec.structs.replace(USUAL, bound=1.5)
     told = arrival(JOB, 1.0, loose, Bank.NEVER)
     assert (told.items, told.items_done) == (1800, 1200)
@@ -181,7 +177,5 @@ def test_libraries_that_start_at_the_same_time_are_waited_for_once() -> None:
     found = result_of(log, [Arrival(at_s=0.0, context="m")], outcome(ended_at=20.0), gpus=4)
     assert found.start_share == pytest.approx((7 - 1 + 10 - 9) / 20)
 
-
-def test_a_run_that_goes_on_longer_is_paid_for_longer() -> None:
-    found = result_of(EventLog(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
-    assert found.all_s == 16_000.0
+    longer = result_of(EventLog(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
+    assert longer.all_s == 16_000.0

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from benchmarks.harness import Facts
-from benchmarks.papers.prompt_tuner import drawing, everything, paper, report, report_bars, scenarios, searching
+from benchmarks.papers.prompt_tuner import (
+    drawing,
+    everything,
+    paper,
+    report,
+    report_bars,
+    report_sets,
+    scenarios,
+    searching,
+)
 from benchmarks.papers.prompt_tuner.__main__ import LOOK, PAGE, main
 from benchmarks.papers.prompt_tuner.everything import Extent
 from benchmarks.papers.prompt_tuner.grid import every_choice, read_grid
 from benchmarks.papers.prompt_tuner.record import KeptRun, Page, Record, evaluations, keep, read
 from benchmarks.papers.prompt_tuner.report_bars import Bar
-from benchmarks.papers.prompt_tuner.report_sets import apart_at_the_same_cost, still_within
+from benchmarks.papers.prompt_tuner.report_sets import apart_at_the_same_cost, sets_that_count, short, still_within
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
     HEAVY,
@@ -62,6 +72,7 @@ def as_hoped(group: Group, system: System) -> int:
     return 12 if system in (NOBODY, scenarios.LEARNS) else 20
 
 
+@cache
 def made(late: Late = as_hoped) -> Record:
     """Runs with the results that a function gives; one job more under each further seed."""
     runs = []
@@ -85,6 +96,11 @@ def against(record: Record, condition: Condition = Condition.NOBODY) -> dict[str
     return {bar.what: bar for bar in found}
 
 
+def but(late: int, group: Group | None = None, system: System | None = None) -> Record:
+    """As hoped, but for this group or system."""
+    return made(lambda g, s: late if group in (None, g) and system in (None, s) else as_hoped(g, s))
+
+
 def test_bars_hold_where_everything_is_as_hoped() -> None:
     of = made()
     assert len(against(of)) == 4 * 4
@@ -95,45 +111,29 @@ def test_bars_hold_where_everything_is_as_hoped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        (lambda group, system: group == HIGH and system == CHOSEN[Reading.HOLD],
-         "points that fewer jobs are late than under INFless, instances hold and wait, high load"),
-        (lambda group, system: group == MEDIUM and system == CHOSEN[Reading.FIXED],
-         "points that fewer jobs are late than under ElasticFlow, sizes stay, medium load"),
-    ],
-)  # fmt: skip
-def test_a_bar_that_is_missed_is_told(changed: Callable[[Group, System], bool], what: str) -> None:
-    found = against(made(lambda group, system: 15 if changed(group, system) else as_hoped(group, system)))
+    ("group", "reading", "load"), [(HIGH, Reading.HOLD, "high"), (MEDIUM, Reading.FIXED, "medium")]
+)
+def test_a_missed_bar_and_a_reversed_sign_are_told(group: Group, reading: Reading, load: str) -> None:
+    found = against(but(15, group, CHOSEN[reading]))
+    what = f"points that fewer jobs are late than under {reading.value}, {load} load"
     assert [name for name, bar in found.items() if bar.verdict != "yes"] == [what]
     assert found[what].sets == 0
-
-
-def test_an_ablation_whose_sign_is_another_is_told() -> None:
-    def without_harm(group: Group, system: System) -> int:
-        return 12 if system == scenarios.NO_PROMPTS else as_hoped(group, system)
-
-    found = {part.what: more.verdict for part, more, _ in report_bars.ablation_bars(evaluations(made(without_harm)))}
-    assert found.pop("without the bank") == "**no**"
-    assert set(found.values()) == {"yes"}
+    harmless = evaluations(but(12, system=scenarios.NO_PROMPTS))
+    signs = {part.what: more.verdict for part, more, _ in report_bars.ablation_bars(harmless)}
+    assert signs.pop("without the bank") == "**no**"
+    assert set(signs.values()) == {"yes"}
 
 
 def test_results_opposite_to_the_papers_are_listed_in_short() -> None:
     def said(of: Record) -> str:
-        page = " ".join(report.write(of).split())
-        return page.split("by the most central set where no other is named: ")[1].split(" ## ")[0]
+        page = " ".join(short(Page(of)).split())
+        return page.split("by the most central set where no other is named: ")[1]
 
-    def larger_is_better(group: Group, system: System) -> int:
-        return 0 if group == HEAVY[-1] else as_hoped(group, system)
-
-    def larger_is_worse(group: Group, system: System) -> int:
-        return 50 if group == HEAVY[-1] else as_hoped(group, system)
-
-    reversed_, not_seen = said(made(larger_is_worse)).split(" Not seen, where the paper has it: ")
+    reversed_, not_seen = said(but(50, HEAVY[-1])).split(" Not seen, where the paper has it: ")
     assert reversed_ == "nothing."
     assert "with 2,000 candidates many more violations and a much higher cost (+0.0 ± 0.0 points" in not_seen
     assert "at S = 0.5 INFless as late as ElasticFlow (30.0 ± 0.0 points apart)" in not_seen
-    assert said(made(larger_is_better)).startswith("on 96 GPUs 0.5 ±")
+    assert said(but(0, HEAVY[-1])).startswith("on 96 GPUs 0.5 ±")
 
     def as_in_the_paper(group: Group, system: System) -> int:
         if group in (of_bank(2000), HEAVY[-1]) and system != CHOSEN[Reading.HOLD]:
@@ -142,9 +142,10 @@ def test_results_opposite_to_the_papers_are_listed_in_short() -> None:
             return 90
         return as_hoped(group, NOBODY if system == NOBODY else CHOSEN[Reading.RESIZES])
 
-    assert "Not seen, where the paper has it: with 2,000" in said(made(as_in_the_paper)), "it costs the same here"
-    assert "points apart" not in said(made(as_in_the_paper))
-    assert "a greater distance" not in said(made(as_in_the_paper))
+    paper_like = said(made(as_in_the_paper))
+    assert "Not seen, where the paper has it: with 2,000" in paper_like, "it costs the same here"
+    assert "points apart" not in paper_like
+    assert "a greater distance" not in paper_like
 
 
 def test_a_bar_is_judged_by_its_interval_not_its_mean() -> None:
@@ -156,12 +157,7 @@ def test_a_bar_is_judged_by_its_interval_not_its_mean() -> None:
 
 
 def test_a_case_worse_than_a_baseline_by_its_interval_is_named() -> None:
-    low = at("low", 0.5)
-
-    def low_is_bad(group: Group, system: System) -> int:
-        return 40 if (group, system) == (low, NOBODY) else as_hoped(group, system)
-
-    one = evaluations(made(low_is_bad))[0]
+    one = evaluations(but(40, at("low", 0.5), NOBODY))[0]
     assert report_bars.worse_than(one, CHOSEN) == ["low, S = 0.5 (INFless, instances hold and wait)"]
 
 
@@ -293,12 +289,9 @@ def test_infless_is_set_beside_ours_at_the_same_cost() -> None:
     assert (one.mean, one.half_width) == (pytest.approx(25.0 - 15.0), pytest.approx(0.0))
     assert two.mean == pytest.approx(13.0 - 8.0)
     assert none is None
-    text = " ".join(report.write(page.record).split())
-    assert (
-        "+10.0 ± 0.0 (INFless, instances hold and wait; 15); +5.0 ± 0.0 (INFless, instances hold and wait; by its "
-        in text
-    )
-    assert "| INFless, instances hold and wait | 120 | 5.0 ± 0.0 |" in text
+    name = "INFless, instances hold and wait"
+    assert f"+10.0 ± 0.0 ({name}; 15); +5.0 ± 0.0 ({name}; by its " in " ".join(report_sets.short(page).split())
+    assert f"| {name} | 120 | 5.0 ± 0.0 |" in report_sets.kept(page)
 
 
 def test_sets_that_miss_their_anchors_on_other_seeds_are_counted() -> None:
@@ -320,7 +313,8 @@ def test_sets_that_miss_their_anchors_on_other_seeds_are_counted() -> None:
 
     assert [one.choice for one in still_within(come_to(within, within + 0.01))] == [SETS[0]]
     assert [one.choice for one in still_within(come_to(-within - 0.01, within))] == [SETS[1]]
-    text = " ".join(report.write(come_to(within + 0.01, within).record).split())
+    page = come_to(within + 0.01, within)
+    text = " ".join(f"{short(page)} {sets_that_count(page)}".split())
     assert "1 of these 2 are still within it; the most central one, which every figure is of, is not one" in text
     assert "1 of the 2 sets are within" in text
     assert "and the most central one is not among them" in text
@@ -382,11 +376,3 @@ def test_the_page_in_the_docs_is_what_its_record_says() -> None:
     assert page == report.write(read(FOLDER / report.RECORD))
     for word in page.split("](")[1:]:
         assert (FOLDER / word.split(")")[0]).stat().st_size < 500_000
-
-
-def test_no_number_of_a_result_stands_in_the_words() -> None:
-    """Text that no code computes stays right in every rerun: it has only the paper's numbers and the settings'."""
-    said = report.PAGE.read_text()
-    for found in ("points behind", "times as much", "fewer violations than in the paper"):
-        assert found not in said
-    assert paper.TABLE_8["whole"].violations == GRID.anchors.violations

@@ -14,33 +14,32 @@ from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Me
 from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
+KEPT = Records(FOLDER / "schedmate.json")
+"""Pages and figures read it."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def test_the_page_is_what_the_records_say() -> None:
-    assert (FOLDER / "schedmate.md").read_text() == report.write(Records(FOLDER / "schedmate.json"))
+    assert (FOLDER / "schedmate.md").read_text() == report.write(KEPT)
 
 
 def test_the_records_have_every_case_and_every_window() -> None:
-    of = Records(FOLDER / "schedmate.json")
+    of = KEPT
     assert {result.case.name for result in of.kept.runs} == {case.name for case in simulate.cases()}
     assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
     assert len({result.release for result in of.kept.runs}) == 1, "all by one release"
     assert of.kept.fixed_on == settings.FIXED_ON
 
-
-def test_the_summary_of_the_records_is_computed_from_them() -> None:
-    of = Records(FOLDER / "schedmate.json")
     assert of.kept.summary == report.summary(of)
 
 
 @here
 def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
-    assert Records(FOLDER / "schedmate.json").kept.windows == records.facts()
+    assert KEPT.kept.windows == records.facts()
 
 
 def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
-    path = report.draw(tmp_path, Records(FOLDER / "schedmate.json"))
+    path = report.draw(tmp_path, KEPT)
     assert path.name in (FOLDER / "schedmate.md").read_text()
     assert path.read_bytes().startswith(b"\x89PNG")
 

@@ -75,15 +75,13 @@ def test_a_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> No
     assert "wanted within 0.5 s" in busy.ended["short"].failure.message
 
 
-def test_a_call_that_runs_in_time_is_never_dropped(busy: Cluster) -> None:
+def test_a_call_in_time_or_without_a_wish_is_never_dropped(busy: Cluster) -> None:
     _ask(busy, "waits", 16)
     busy.wait(0.3).end("first").wait(10.0)
     assert _dropped(busy) == []
     assert busy.held(context="a") == ["waits"]
 
-
-def test_calls_that_want_no_first_token_wait_for_ever(busy: Cluster) -> None:
-    busy.call("patient", context="a").wait(100.0)
+    busy.call("patient", context="a").wait(100.0)  # it wants no first token
     assert _dropped(busy) == []
 
 

@@ -25,22 +25,6 @@ def _result(case: Case, *, strict: float = 0.9, mean: float = 0.95, gpus: float 
     return Result(case, common.RELEASE, measures, {}, took_s=0.1, engine_steps=1)
 
 
-def test_case_runs_once_per_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, ran, told = tmp_path / "slinfer.json", list[Case](), list[str]()
-
-    def run(case: Case) -> Result:
-        ran.append(case)
-        return _result(case)
-
-    cases = [Case(SLLM_CS, 32), Case(SLLM_C, 32), Case(SLLM_CS, 32)]
-    for _ in range(2):
-        records(path).bring(cases, run, tell=told.append)
-        assert (len(ran), len(told)) == (2, 2)
-    monkeypatch.setattr(common, "RELEASE", "another")
-    records(path).bring(cases[:1], run, tell=told.append)
-    assert ran[2:] == [Case(SLLM_CS, 32)]
-
-
 @here
 def test_the_page_names_the_numbers_within_the_papers_bars(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"

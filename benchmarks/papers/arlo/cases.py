@@ -37,9 +37,8 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """How a system dispatches and gives devices to runtimes. `dynamic`: the shape of the inflation of dynamic runtimes;
-    `within_capacity`: the longest runtime, too, gets no more than its instances can answer.
-    """
+    """`dynamic`: shape of the inflation of dynamic runtimes; `within_capacity`: the longest runtime, too, gets no more
+    than its instances can answer."""
 
     dispatch: str
     allocation: str = EVEN
@@ -73,9 +72,7 @@ SYSTEMS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`runtimes`: how many; `least`: devices that scaling keeps, 0 without scaling; `occupies`: the overhead of a
-    request keeps a device busy.
-    """
+    """`least`: devices that scaling keeps, 0 without scaling; `occupies`: a request's overhead keeps a device busy."""
 
     system: str
     profile: LatencyProfile
@@ -94,9 +91,8 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: the mean over time;
-    `most_out`: instances that were replaced at once, of `at_once` allowed.
-    """
+    """`late`: share above the objective; `devices`: mean over time; `most_out`: instances replaced at once, of
+    `at_once` allowed."""
 
     requests: int
     lost: int
@@ -111,8 +107,6 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """`release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
-
     case: Case
     release: str
     measures: Measures

@@ -1,17 +1,14 @@
-"""Which instance takes a request, for systems other than Arlo (`RuntimeQueues` is its Algorithm 1); Figure 4's example.
+"""Which instance takes a request, for systems other than Arlo (`RuntimeQueues`); Figure 4's example.
 
-INFaaS packs: it takes the busiest instance that is long enough and has room (§5, compared schemes). First reading: an
-instance has room while it can answer in time, and the busiest of all runtimes is taken. Second reading: the shortest
-runtime with room is taken, and an instance has room while at most one request waits there.
-
-Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of all that are long enough.
+INFaaS packs: it takes the busiest instance that is long enough and has room (§5). First reading: room while it can
+answer in time, and the busiest of all runtimes. Second reading: the shortest runtime with an instance where at most one
+request waits. Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests of all that are long enough.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -19,27 +16,8 @@ from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from stoker.manager.policies.arlo.dispatch import THRESHOLD
 
 
-class Dispatcher(Protocol):
-    def add(self, instance: int, runtime: int) -> None:
-        """An instance of the runtime with this number has come, with nothing to do."""
-
-    def remove(self, instance: int) -> None:
-        """An instance has gone."""
-
-    def take(self, tokens: int) -> int:
-        """Return the instance for a request of this length; the request is outstanding from now on."""
-
-    def done(self, instance: int) -> None:
-        """A request of this instance is over."""
-
-    def load(self, instance: int) -> int:
-        """Requests that an instance has."""
-
-
 class LoadBuckets:
-    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, which finds the
-    least and greatest load without a search.
-    """
+    """The instances of one runtime by load. A bit of `mask` says that instances have this load."""
 
     def __init__(self) -> None:
         self.mask = 0
@@ -66,12 +44,11 @@ class LoadBuckets:
 
 
 Choose = Callable[[Sequence[LoadBuckets], Sequence[int], int], tuple[int, int]]
-"""Of the runtimes from a number on: the runtime to take, and a load that an instance of it has. It is shown the
-runtimes' instances and their capacities."""
+"""Choose a runtime, from a number on, and a load of one of its instances."""
 
 
 class BucketDispatcher:
-    """Keeps instances by their load, and takes the one that a strategy names. `runtimes`: lengths, capacities."""
+    """Keeps instances by load. `runtimes`: lengths, capacities."""
 
     def __init__(self, runtimes: Sequence[tuple[int, int]], choose: Choose) -> None:
         self._lengths = [length for length, _ in runtimes]
@@ -109,6 +86,9 @@ class BucketDispatcher:
         self._loads[instance] = new
 
 
+Dispatcher = BucketDispatcher | RuntimeQueues[int]
+
+
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
     del capacities
     return min(
@@ -127,8 +107,6 @@ def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], f
 
 
 def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, second reading: the busiest instance with room of the shortest runtime that has one, else the least
-    busy."""
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(_ROOM)
         if load >= 0:
@@ -137,7 +115,7 @@ def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[in
 
 
 _ROOM = 2
-"""Requests at which an instance has no more room, in the second reading: one is computed, one waits."""
+"""Requests at which an instance is full, in the second reading."""
 
 
 def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
@@ -147,14 +125,14 @@ def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first:
 
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
-"""GPU, runtime, requests that it has. GPU1 comes first, so that the requests before the example fill GPU0 second."""
+"""GPU, runtime, requests. GPU1 comes first, so that the requests before the example fill GPU0 second."""
 FIRST, LATER = (100,) * 8, (400,) * 14
 PATIENT = 0.99
-"""A threshold at which Algorithm 1 demotes as the paper would have it."""
+"""A threshold at which Algorithm 1 demotes as in the paper."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How many of the first eight requests each GPU got, and how many of all requests are late."""
+    """How many of the first eight requests each GPU got, and how many of all are late."""
 
     first: tuple[int, int, int, int]
     late: int

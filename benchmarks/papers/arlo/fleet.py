@@ -1,12 +1,9 @@
 """Devices of each runtime, instances and their replacement (§4), Arlo's reallocation (§3.3), and scaling.
 
-An instance answers its requests one by one. One that is replaced answers what it has, and is out of service for a
-second more; so is an added device.
-
-Reallocation takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when the
-98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when it is below
-50 % over a minute. ST, DT and INFaaS add devices by INFaaS's headroom (§5): for 1.05 times the work of the last five
-seconds.
+An instance answers its requests one by one. A replaced one answers what it has, and is out of service for a second
+more; so is an added device. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
+recent requests reaches 95 % of the objective, and releases the least busy one below 50 % over a minute. ST, DT and
+INFaaS add devices by INFaaS's headroom (§5).
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Trace
 from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
 
 _LESS = 0.97
-"""Where requests fill more devices than there are, all of them are taken times this until they do not."""
+"""Requests that fill more devices than there are, are taken times this until they do not."""
 
 
 def demands(
@@ -33,8 +30,8 @@ def demands(
 ) -> list[RuntimeDemand]:
     """Return what requests of these lengths, at `rate` a second, ask of each runtime during one objective (§3.3).
 
-    `overload_s`: the increase of an instance's mean latency by a request above its capacity. It concerns the longest
-    runtime alone, as eq. 5 lets no other one have more.
+    `overload_s`: the increase of an instance's mean latency by a request above its capacity, of the longest runtime
+    alone (eq. 5).
     """
     counts = Counter(lengths)
     total = sum(counts.values())
@@ -85,7 +82,7 @@ class Agenda:
 
 
 class Fleet:
-    """The devices. `rows`: for each runtime, the seconds of a request by its length. The lists go by instance."""
+    """The devices. `rows`: for each runtime, the seconds of a request by its length."""
 
     def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
         self.dispatcher = dispatcher
@@ -93,11 +90,11 @@ class Fleet:
         self.free_at: list[float] = []
         self.serves: list[bool] = []
         self.counts = [0] * len(rows)
-        """Instances of each runtime, also the ones that start."""
+        """Instances of each runtime, starting ones too."""
         self.work_s = 0.0
-        """Device time of all requests so far, without padding."""
+        """Of all requests, without padding."""
         self.out, self.most_out, self.replaced = 0, 0, 0
-        """Instances out of service for a replacement, now and at most; all that were replaced."""
+        """Instances out of service for a replacement, now and at most; all replacements."""
         self._runtime_rows, self._runtime_of = rows, list[int]()
         self._agenda = agenda
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
@@ -192,17 +189,15 @@ class Replacements:
 
 
 _LOOK_BACK_S = 10.0
-"""A request that took longer is not found among the recent ones."""
 _ENOUGH = 100
-"""Requests that a percentile needs."""
 
 
 Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
-"""Devices of each runtime, by how many there are, the lengths of requests, and how many come in a second."""
+"""Devices of each runtime, by how many there are, lengths of requests, and requests a second."""
 
 
 class Reallocation:
-    """Arlo's Runtime Scheduler. The first time is the middle of a run that is shorter than two periods."""
+    """Arlo's Runtime Scheduler. It starts in the middle of a run shorter than two periods."""
 
     def __init__(
         self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
@@ -255,7 +250,7 @@ class TargetTracking:
 
 
 class Headroom:
-    """INFaaS's scaling by the work of the last seconds. It looks every second."""
+    """INFaaS's scaling by the work of the last seconds."""
 
     def __init__(self, fleet: Fleet, agenda: Agenda, least: int) -> None:
         self._fleet, self._agenda, self._least = fleet, agenda, least
@@ -282,7 +277,7 @@ class Headroom:
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
-    """Release the least busy instance, but not the last one of the longest runtime, nor below the least number."""
+    """Release the least busy instance, but not the last of the longest runtime."""
     if fleet.devices <= least:
         return
     longest = len(fleet.counts) - 1

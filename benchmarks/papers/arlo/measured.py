@@ -1,10 +1,7 @@
-"""Results that are kept: of cases, of Table 2 and Figure 9 as measured here, and of a session's policy.
+"""Kept results: of cases, of Table 2 and Figure 9 as measured here, and of a session's policy.
 
-Table 2 solves problems of each size with lengths of tweets. Figure 9 gives a burst of two requests an instance to
-runtimes whose instances are busy. Times are processor time.
-
-The policy `arlo` of a session (manager and pilots in virtual time) answers the requests of Figure 6a beside the model
-of instances. The session begins with nothing, so the first minute is left out on both sides.
+Table 2 solves problems of each size. Figure 9 gives a burst of two requests an instance to busy runtimes. Times are
+processor time. The policy `arlo` of a session answers Figure 6a's requests as well, without the first minute.
 """
 
 from __future__ import annotations
@@ -37,23 +34,22 @@ from stoker.protocol.calls import CallSpec, Objective
 from stoker.site import Duration, Size
 
 SIZES = ((50, 8), (200, 12), (1000, 16))
-"""Devices and runtimes of Table 2."""
 REPEATS = 20
 INSTANCES = (200, 400, 600, 800, 1000, 1200)
 PEEKED = (1, 2, 4, 6, 8)
 LEVELS = 12
 LOADS = 0.5, 0.95
-"""Of the devices, in Table 2: from the least to the most."""
+"""Of the devices, in Table 2."""
 LIGHT = 0.7
-"""The page has the problems below this load and those above it apart."""
+"""The page splits the problems at this load."""
 FULL = 0.4
-"""Share of the capacity that is taken before a burst of Figure 9."""
+"""Share of the capacity taken before a burst of Figure 9."""
 BURSTS = 5
 _LENGTHS = 5_000
 
 
 class SolvingTime(msgspec.Struct, frozen=True):
-    """Table 2: seconds of each run, and the share of the devices that its requests keep busy."""
+    """`loads`: the share of the devices that each run's requests keep busy."""
 
     devices: int
     runtimes: int
@@ -72,15 +68,6 @@ class Measured(msgspec.Struct, frozen=True):
     release: str
     solving: list[SolvingTime]
     dispatching: list[DispatchTime]
-
-
-def measure_all() -> Measured:
-    solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
-    dispatching = [
-        DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
-        for instances in INSTANCES for peeked in PEEKED
-    ]  # fmt: skip
-    return Measured(RELEASE, solving, dispatching)
 
 
 def _solve(devices: int, runtimes: int) -> SolvingTime:
@@ -130,14 +117,13 @@ def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
 
 DEVICES, BEGINS_S = 10, 60.0
 ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
-"""How long the requests come, in seconds, by their rate. The first is Figure 6a's; the second keeps devices busy."""
+"""Seconds of requests by rate. The first is Figure 6a's; the second keeps devices busy."""
 _MESSAGE_S = settings.OVERHEAD_S / 2
-"""The overhead of a request is an order and an answer."""
 _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: the results of the session's policy and of the model on the same requests."""
+    """One seed: the session's policy and the model on the same requests."""
 
     seed: int
     rate: float
@@ -158,8 +144,7 @@ class _Latencies(EachCall):
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
         self._came[call] = at_s
 
-    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
-        """Nothing."""
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None: ...
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:  # noqa: ARG002
         came_at = self._came.pop(spec.call)
@@ -228,7 +213,15 @@ class Records:
     def measure(self, *, tell: Callable[[str], None]) -> None:
         if self.measured is None or self.measured.release != RELEASE:
             tell("Table 2 and Figure 9")
-            self.measured = measure_all()
+            self.measured = Measured(
+                RELEASE,
+                [_solve(devices, runtimes) for devices, runtimes in SIZES],
+                [
+                    DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3))
+                    for n in INSTANCES
+                    for peeked in PEEKED
+                ],
+            )
             self._write()
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:

@@ -1,8 +1,4 @@
-"""The event loop: requests arrive, go to an instance, and end; other events wait on an agenda.
-
-An instance answers in order, so the end of a request is known when it is given out; a heap of ends tells the
-dispatcher.
-"""
+"""The event loop. An instance answers in order, so a request's end is known when it is given out; a heap holds ends."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from benchmarks.papers.arlo.workload import Trace
 
 
 class Served(msgspec.Struct):
-    """Latencies in the order of arrival. `lost`: requests that reached no instance, or still count as outstanding at
-    the end."""
+    """Latencies in the order of arrival. `lost`: requests without an instance, or outstanding at the end."""
 
     latencies: list[float] = []
     lost: int = 0

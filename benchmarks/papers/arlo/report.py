@@ -1,5 +1,4 @@
-"""`docs/reproduction/arlo.md`: the paper's numbers and ours, from the records alone. `page.template` has the
-words."""
+"""`docs/reproduction/arlo.md` from the records; `page.template` has the words."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Which instance of which runtime takes a request: Arlo's multi-level queue and its Algorithm 1 (§3.4). Pure.
+"""Arlo's multi-level queue and its Algorithm 1 (§3.4). Pure.
 
-A level is a runtime; levels stand by their length. A request may go to every level that is long enough. The first
-whose least loaded instance is less congested than the threshold takes it, where the congestion is the instance's
-outstanding requests in relation to its capacity, and the threshold falls from level to level: a request is demoted to a
-longer runtime only if that one is clearly emptier, as longer requests have nowhere else to go. If every level is
-congested, the request goes to the shortest one.
+A level is a runtime, by length. The first level that is long enough and whose least loaded instance is less congested
+than the threshold takes a request; congestion is outstanding requests over capacity. The threshold falls from level to
+level, so a request is demoted only to a clearly emptier runtime. If every level is congested, the shortest takes it.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD
 Instance = TypeVar("Instance", bound=Hashable)
 
 _STALE = 4
-"""A level is tidied when it holds this many entries for each of its instances."""
+"""A level is tidied at this many heap entries for each instance."""
 
 
 class RuntimeTooShortError(ValueError):
-    """A request is longer than every runtime that has an instance. `tokens`, `longest`: both lengths."""
+    """A request is longer than every runtime that has an instance."""
 
     def __init__(self, tokens: int, longest: int) -> None:
         super().__init__(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
@@ -31,10 +29,7 @@ class RuntimeTooShortError(ValueError):
 
 
 class _RuntimeLevel(Generic[Instance]):
-    """The instances of one runtime, with the least loaded one at the head of a heap.
-
-    A change of load adds an entry and leaves the old one in the heap; `head` skips entries that are out of date.
-    """
+    """The instances of one runtime, the least loaded at the head of a heap; `head` skips outdated entries."""
 
     def __init__(self, length: int, capacity: int) -> None:
         self.length = length
@@ -54,7 +49,7 @@ class _RuntimeLevel(Generic[Instance]):
             heappush(self._heap, (load, self._pushed, instance))
 
     def head(self) -> tuple[int, Instance]:
-        """The least loaded instance, and its load. The level has one."""
+        """Return the least load and its instance. The level has one."""
         heap, loads = self._heap, self.loads
         while True:
             load, _, instance = heap[0]
@@ -64,8 +59,7 @@ class _RuntimeLevel(Generic[Instance]):
 
 
 class RuntimeQueues(Generic[Instance]):
-    """The instances of every runtime by their load. `runtimes`: lengths in tokens, rising, each with the capacity of an
-    instance in requests."""
+    """The instances of every runtime by load. `runtimes`: rising lengths in tokens, each with its capacity."""
 
     def __init__(
         self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
@@ -79,30 +73,23 @@ class RuntimeQueues(Generic[Instance]):
         self._thresholds = [threshold * decay**peek for peek in range(peeked)]
 
     def add(self, instance: Instance, runtime: int) -> None:
-        """An instance of the runtime with this number has come, with nothing to do."""
         level = self._level_of[instance] = self._levels[runtime]
         level.set(instance, 0)
 
     def remove(self, instance: Instance) -> None:
-        """An instance has gone."""
         del self._level_of.pop(instance).loads[instance]
 
     def take(self, tokens: int) -> Instance:
-        """The instance that a request of this length goes to; it counts as outstanding from now on.
-
-        Raises RuntimeTooShortError.
-        """
+        """Return the instance for a request of this length. Raises RuntimeTooShortError."""
         level, load, chosen = self._choose(tokens)
         level.set(chosen, load + 1)
         return chosen
 
     def done(self, instance: Instance) -> None:
-        """A request of this instance is over."""
         level = self._level_of[instance]
         level.set(instance, level.loads[instance] - 1)
 
     def load(self, instance: Instance) -> int:
-        """Requests that an instance has."""
         return self._level_of[instance].loads[instance]
 
     def _choose(self, tokens: int) -> tuple[_RuntimeLevel[Instance], int, Instance]:

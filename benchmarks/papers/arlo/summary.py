@@ -1,5 +1,4 @@
-"""The first table of `docs/reproduction/arlo.md` (bar, the paper's number, ours, met or not), and numbers as
-intervals."""
+"""The first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), and numbers as intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from benchmarks.papers.common import table
 Of = Callable[[Case], Result | None]
 MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
-"""The paper's name of a system, Arlo's own excepted."""
+"""The paper's name of a system other than Arlo."""
 PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
 
 
@@ -78,7 +77,7 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
 def less(
     of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
-    """Return by how many per cent a number of one system is below the others', on the same requests."""
+    """Return by how many per cent one system's number is below the others', on the same requests."""
     found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
@@ -122,16 +121,15 @@ class Cells(msgspec.Struct, frozen=True):
 
 
 TARGET_RATE = 150_000
-"""Requests that the model answers in a second of one core."""
 
 Reading = Callable[[str], str]
-"""The name of one of Arlo's systems in one reading of its allocation."""
+"""One of Arlo's systems in one reading of its allocation."""
 BOTH: tuple[Reading, ...] = (str, within_capacity)
 COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The verdict. `is_met`: None if it was not run; `why`: a remark on the answer."""
+    """`is_met`: None if it was not run; `why`: a remark."""
 
     here: str = MISSING
     is_met: bool | None = None
@@ -144,7 +142,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table, with a finding for each reading where Arlo's allocation takes part."""
+    """A line of the table, with a finding for each reading of Arlo's allocation."""
 
     bar: str
     paper: str
@@ -193,12 +191,17 @@ def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable
 
 
 def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
+    return rising(of, cases, (ours, dt, infaas, *READINGS[ST_]), mean_ms)
+
+
+def rising(of: Of, cases: Sequence[Case], systems: Sequence[str], what: Callable[[Measures], float]) -> Iterator[bool]:
+    """Yield for each case of the first system whether these systems' numbers rise."""
     for case in cases:
-        if case.system == ours:
-            found = [of(with_system(case, system)) for system in (ours, dt, infaas, *READINGS[ST_])]
-            means = [result.measures.mean_ms for result in found if result is not None]
-            if len(means) == len(found):
-                yield means == sorted(means)
+        if case.system == systems[0]:
+            found = [of(with_system(case, system)) for system in systems]
+            numbers = [what(result.measures) for result in found if result is not None]
+            if len(numbers) == len(found):
+                yield numbers == sorted(numbers)
 
 
 def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
@@ -211,13 +214,16 @@ def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
     return _always([each for several in held.values() for each in several], why=most if sum(held[best]) else "")
 
 
-def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
+def _below(
+    of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float], said: str
+) -> Finding:  # fmt: skip
+    """Whether Arlo's number is below each other system's. `said`: of a system, and the runs in which it is not."""
     held = {
-        system: [one.mean_ms < other.mean_ms for one, other in pairs(of, cases, read(ARLO), system)]
+        system: [what(one) < what(other) for one, other in pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several
     }  # fmt: skip
-    below = [f"`{system}` is below it in {len(each) - sum(each)}" for system, each in held.items() if not all(each)]
-    return _always([one for each in held.values() for one in each], why=", ".join(below))
+    not_below = [said.format(system, len(each) - sum(each)) for system, each in held.items() if not all(each)]
+    return _always([one for each in held.values() for one in each], why=", ".join(not_below))
 
 
 def _figure(of: Of, name: str) -> Iterator[Verdict]:
@@ -225,7 +231,7 @@ def _figure(of: Of, name: str) -> Iterator[Verdict]:
     for other, said in tables.MEAN_LESS[name].items():
         verdict = _less(of, cases, other, said, mean_ms)
         yield msgspec.structs.replace(verdict, bar=f"Figure {name}: {verdict.bar}")
-    lowest = tuple(_lowest(of, cases, read) for read in BOTH)
+    lowest = tuple(_below(of, cases, read, mean_ms, "`{}` is below it in {}") for read in BOTH)
     yield Verdict(f"Figure {name}: the mean is below each other one, in each run", "yes", lowest)
     order = tuple(_order(of, cases, read) for read in BOTH)
     yield Verdict(f"Figure {name}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
@@ -243,7 +249,9 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
 def _table_3(of: Of) -> Iterator[Verdict]:
     cases = tables.TABLES["3"]()
     for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
-        order = tuple(_always(list(_order_3(of, cases, read, what))) for read in BOTH)
+        order = tuple(
+            _always(list(rising(of, cases, (read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN), what))) for read in BOTH
+        )
         yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
         for theirs in (ARLO_EVEN, ARLO_GLOBAL):
             said = tables.TABLE_3[theirs][at] / tables.TABLE_3[ARLO][at]
@@ -254,15 +262,6 @@ def _table_3(of: Of) -> Iterator[Verdict]:
                 found.append(_inside(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
             bar = f"Table 3: the {name} of `{theirs}` in relation to Arlo's"
             yield Verdict(bar, f"{said:.1f} times", tuple(found))
-
-
-def _order_3(of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float]) -> Iterator[bool]:
-    for case in cases:
-        if case.system == read(ARLO):
-            found = [of(with_system(case, each)) for each in (read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN)]
-            numbers = [what(result.measures) for result in found if result is not None]
-            if len(numbers) == len(found):
-                yield numbers == sorted(numbers)
 
 
 def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
@@ -299,17 +298,8 @@ def _figure_8(of: Of) -> Iterator[Verdict]:
             ]  # fmt: skip
             found = tuple(_inside(said, each, unit=" %") for each in shares)
             yield Verdict(f"Figure 8: Arlo's GPUs in relation to {other}'s", f"{said:.1f} %", found)
-    fewer = tuple(_fewer(of, cases, read) for read in BOTH)
+    fewer = tuple(_below(of, cases, read, lambda one: one.devices, "not `{}` in {}") for read in BOTH)
     yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
-
-
-def _fewer(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
-    held = {
-        system: [one.devices < other.devices for one, other in pairs(of, cases, read(ARLO), system)]
-        for several in READINGS.values() for system in several
-    }  # fmt: skip
-    more = [f"not `{system}` in {len(each) - sum(each)}" for system, each in held.items() if not all(each)]
-    return _always([one for each in held.values() for one in each], why=", ".join(more))
 
 
 def _figure_11(of: Of) -> Iterator[Verdict]:

@@ -1,6 +1,6 @@
-"""The tables and figures of Arlo's evaluation as cases, by the names that `--table` takes, and the paper's numbers.
+"""The tables and figures of Arlo's evaluation as cases, by the names of `--table`, and the paper's numbers.
 
-Traces are shorter than the paper's, and the shorter the larger the cluster: everything takes 25 minutes of one core.
+Traces are shorter than the paper's: everything takes 25 minutes of one core.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
-"""For Table 3 and Figure 11, whose load is relative to the latency."""
+"""For Table 3 and Figure 11."""
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
-"""Figure 8 with and without permission to release the first devices."""
+"""Figure 8 with and without the release of the first devices."""
 ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, within_capacity(ARLO_GLOBAL), within_capacity(ARLO))
 _STRATEGIES_4 = (ARLO_ILB, ARLO_IG, ARLO)
 DISPATCHES_4 = (*_STRATEGIES_4, *map(within_capacity, _STRATEGIES_4))
@@ -155,7 +155,7 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 
 def experiments() -> list[Case]:
-    """Causes of misses: no drift, an overhead that keeps a device busy, lower loads, no bursts, a faster model."""
+    """Causes of misses: no drift, an overhead that occupies, lower loads, no bursts, a faster model."""
     still = [
         replace(case, workload=replace(case.workload, drift=0.0))
         for figure in FIXED.values()
@@ -175,5 +175,4 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)], "experiments": experiments,
     "measured": list, "deployed": list,
 }  # fmt: skip
-"""The runs of each table. `measured` is Table 2 and Figure 9, which simulate nothing; `deployed` the policy of a
-session, which has its own simulator."""
+"""The runs of each table. `measured` and `deployed` have their own."""

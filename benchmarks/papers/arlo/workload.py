@@ -1,12 +1,9 @@
 """Requests (when each arrives, how long it is), and the latency of a runtime by its length (§2).
 
-Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last; those between lie on a line.
-Within a step it rises by what lies between the 20 and the 64 tokens of §2.
-
-Lengths come from tweets, in `../shared/data/lengths` next to the repository (`missing`), times 512/125 as in the
-paper (§5), and 512 at most. The file is several collections, and within each lengths do not drift. So the share of
-requests from its second part drifts: in a slow wave whose phase the seed draws, and each second by chance. Arrivals
-are a Poisson process (`stable`) or a Markov-modulated one of two states (`bursty`).
+Latency rises in steps of 64 tokens (§3.3), on a line between the first and the last; within a step, by what lies
+between the 20 and the 64 tokens of §2. Lengths come from tweets in `../shared/data/lengths` (`missing`), times 512/125
+(§5), 512 at most. Within each part of the file lengths do not drift, so the share of its second part drifts: in a slow
+wave, and each second by chance. Arrivals are Poisson (`stable`) or Markov-modulated with two states (`bursty`).
 """
 
 from __future__ import annotations
@@ -26,13 +23,12 @@ from benchmarks.papers.arlo.settings import BASE_MS, SLO_S
 LONGEST = 512
 STEP = 64
 RATIO = {"base": 4.22, "large": 5.25}
-"""How much longer 512 tokens take than 64 (§2.1)."""
+"""512 tokens over 64 (§2.1)."""
 RATIO_20 = 4.28
-"""How much longer 512 tokens take than 20, on Bert-Base (§2.2)."""
+"""512 tokens over 20, Bert-Base (§2.2)."""
 _WITHIN_STEP = (1 - RATIO["base"] / RATIO_20) * STEP / (STEP - 20)
-"""By how much the latency rises over one step."""
 INFLATION = 1.22, 3.56
-"""Of dynamic compilation: the least and the most (§2.2). At which lengths is in Figure 2 alone."""
+"""Of dynamic compilation, least and most (§2.2)."""
 
 
 def inflation(shape: str, tokens: int) -> float:
@@ -77,13 +73,12 @@ def lengths_of(runtimes: int) -> tuple[int, ...]:
 LENGTHS = ROOT.parent / "shared" / "data" / "lengths" / "tweet_token_lengths.csv.gz"
 LONG_ROWS_FROM = 100_000
 EARLIER = 20_000
-"""Lengths of the period before the run that are drawn, for the allocation that it begins with."""
+"""Lengths drawn for the first allocation."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: requests a second in the mean. `pattern`: `stable` or `bursty`; `swings`: the load goes up and down over
-    minutes (Figure 8); `drift`: of lengths, in relation to the swing of `settings`.
-    """
+    """`rate`: mean requests a second. `pattern`: `stable` or `bursty`; `swings`: over minutes (Figure 8); `drift`: of
+    lengths, over the swing of `settings`."""
 
     rate: float
     for_s: float
@@ -94,7 +89,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """When requests arrive, how long they are, and lengths of the period before them."""
+    """Arrival times, lengths, and lengths of the period before."""
 
     times: list[float]
     lengths: list[int]

@@ -21,14 +21,14 @@ from benchmarks.papers.pervasive.predict import Found
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
 _STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
-"""A short run leaves out calls of fewer inferences: there are 150,000 of them."""
+"""A quick run leaves out smaller calls: there are 150,000."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The file of parameters, the most central set first. `starts`: how many searches, on the day `searched`."""
+    """The file of parameters, the most central set first. `starts`: searches, on the day `searched`."""
 
     starts: int
     fits: tuple[Fit, ...]
@@ -92,9 +92,7 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
 
 
 def keep(path: Path, found: Found) -> None:
-    parts = msgspec.to_builtins(found.without_looks())
-    lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
-    common.write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
+    common.write_parts(path, msgspec.to_builtins(found.without_looks()))
 
 
 def read(path: Path) -> Found:

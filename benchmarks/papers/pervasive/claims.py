@@ -1,7 +1,7 @@
-"""The numbers of the paper that are predicted, and where they are against what was found.
+"""The predicted numbers of the paper, and where they are against ours.
 
-Figure 8's ratio of full to partial awareness takes pairs of runs with the same parameters, size of calls and first
-loss. Figure 9's section tells whether completed inferences follow the capacity.
+Figure 8's ratio of full to partial pairs runs with the same parameters, call size and first loss. Figure 9's section
+tells whether completed inferences follow the capacity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def called(awareness: Awareness) -> str:
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One assumption about what the text leaves open, and the interval that all sets give under it."""
+    """An assumption about what the text leaves open, and the interval of all sets under it."""
 
     name: str
     low: float
@@ -43,7 +43,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A predicted number of the paper. `text`: the paper's words on that run; `unit`: as it follows the number."""
+    """A predicted number of the paper. `text`: the paper's words; `unit`: follows the number."""
 
     figure: str
     awareness: Awareness
@@ -78,7 +78,7 @@ def outside(said: float, values: Sequence[float]) -> float:
 
 
 def judged(said: float, values: Sequence[float]) -> str:
-    """Say where the number is. Sets are off by up to a tolerance, so the interval has it already."""
+    """Say where the number is. Sets are off by up to a tolerance already."""
     if off := outside(said, values):
         return f"**outside** by {off:.1%}"
     return "inside, at its end" if said in (min(values), max(values)) else "inside"
@@ -91,7 +91,6 @@ CLAIMS = (
     Claim("9b", Awareness.FULL, "9b, up to 186 GPUs: seconds", paper.FIGURE_9B_S, paper.FIGURE_9B_TEXT, " s"),
 )
 PARTIAL, FULL = CLAIMS[:2]
-"""Figure 8's."""
 
 
 SAID = paper.FIGURE_8[Awareness.FULL] / paper.FIGURE_8[Awareness.DISK]
@@ -137,7 +136,7 @@ def gains_section(found: Found) -> str:
 
 
 BAR = 0.05
-"""Completed inferences count as proportional to capacity within this part of all. The bar is ours, not the paper's."""
+"""Inferences count as proportional to capacity within this part of all. The bar is ours."""
 _FIGURES = ("9a", "9b")
 
 
@@ -174,7 +173,7 @@ def capacity_section(found: Found) -> str:
 
 
 _NAMED = 2
-"""`In short` names up to this many of the variants that hold a number. If more hold it, it only counts them."""
+"""`In short` names up to this many variants that hold a number."""
 _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."
@@ -205,7 +204,7 @@ def _told(found: Found, claim: Claim, batch: int) -> str:
 
 
 def decided(claim: Claim, name: str) -> str:
-    """Whether a variant of Figure 9 was changed or kept after the paper's number and predictions were known."""
+    """Whether a variant of Figure 9 was changed or kept after the answer was known."""
     if not claim.figure.startswith("9"):
         return ""
     return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"
@@ -296,9 +295,6 @@ def variants(found: Found) -> str:
         [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
         where = "above" if said > max(values) else "below" if said < min(values) else "inside"
         where = "not counted" if first.variant == NONE_LOST else where
-        lines.append(variant_row(name, first, between(values), where))
+        shown = f"{first.value:,.0f}"
+        lines.append(row(name, f"{first.batch:,}", first.variant, shown, between(values), where))
     return "\n".join(lines)
-
-
-def variant_row(name: str, first: Prediction, every: str, where: str) -> str:
-    return row(name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", every, where)

@@ -1,20 +1,16 @@
 """Parameter sets that explain Figures 6 and 7, and the static runs in closed form, quick enough to search with.
 
-In closed form twenty workers pull tasks from one queue, and a task takes a constant time on a kind of GPU, so the last
-task begins at the first moment by which as many have begun as there are. The simulator, which adds decisions, transfers
-and messages, checks the sets.
+In closed form twenty workers pull tasks of constant time from one queue, so the last task begins at the first moment by
+which as many have begun as there are. The simulator checks the sets.
 
-Seven numbers and ten unknowns have no best set. Many starts are drawn within the bounds and improved, one step at a
-time, until no number is off by more than a limit, and no further: a longer search would gather in a corner. The sets
-that lie farthest apart are kept (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985), so that
-few sets span what many do. `CLOSE` is the rounding of the text (2,900 s to 1.7 %). `FAIR` allows for a single
-run on a shared cluster.
+Seven numbers and ten unknowns have no best set. Many starts are drawn within the bounds and improved until no number is
+off by more than a limit, and no further: a longer search would gather in a corner. The sets that lie farthest apart are
+kept (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding of the text
+(2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
 
-The unknowns have physical bounds. *Loads*: a task reads 3.7 GB of weights and an environment of 10.5 GB with 10 GB of
-memory (§4.1), and workers of a node share its disk, so a load is anything from imports in memory to a shared spinning
-disk, and the newer GPU may load slower. *The older GPU's slowness*: 1 where the host limits, 1.25 by memory bandwidth,
-2.8 by arithmetic in 32 bits, 6 and more with tensor cores. *`warm_items`*: the first inferences of a process are
-slower; a task of 100 pays for a hundred of these, a task of 1 for one.
+Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), on a disk
+that workers share, so the newer GPU may load slower. *The older GPU*: 1 where the host limits, 1.25 by memory
+bandwidth, 2.8 by 32-bit arithmetic, 6 with tensor cores. *`warm_items`*: the first inferences of a process are slower.
 """
 
 from __future__ import annotations
@@ -62,7 +58,7 @@ BOUNDS = {
     "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
 }
 MOST_SLOWER = 6.0
-"""An inference on a TITAN X takes at least as long as on an A10, and at most this many times as long."""
+"""A TITAN X over an A10, at most; 1 at least."""
 
 
 def possible(parameters: Parameters) -> bool:
@@ -114,18 +110,17 @@ def errors(parameters: Parameters) -> dict[paper.Run, float]:
 CLOSE, FAIR = 0.02, 0.05
 SEED = 0
 FIRST_SEARCHED, FIRST_COMMIT, SEARCHED_AGAIN = "2026-11-21", "95c044e", "2026-11-27"
-"""When the sets were searched of a file of parameters that has no date. This commit of that day wrote the only one,
-together with the first predictions; no later commit changes its sets, and the same search gave them again."""
+"""When the sets of a file without a date were searched. This commit wrote the only one, with the first predictions; the
+same search gave its sets again."""
 _STEPS = 2500
 _DRAWS = 10_000
 _DIGITS = 4
 _NAMES = tuple(BOUNDS)
 _LEAST = 1e-3
-"""The value of a zero bound in ratios."""
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A set, and the largest relative error that it has in closed form."""
+    """A set, and its largest relative error in closed form."""
 
     worst: float
     parameters: Parameters
@@ -136,7 +131,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
-    """Return what one start leads to: the first fair set, and the first close one."""
+    """Return the first fair set of a start, and the first close one."""
     parameters, found = _draw(Stream(seed, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
         parameters = _improve(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
@@ -148,8 +143,7 @@ def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
 
 
 def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
-    """Return `count` sets: the most central close one, then close and fair ones by turns, each the farthest from all
-    before."""
+    """Return `count` sets: the most central close one, then close and fair ones by turns, the farthest first."""
     close = [each for each in found if each.close]
     if not close:
         return ()

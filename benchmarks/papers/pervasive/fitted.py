@@ -1,5 +1,4 @@
-"""The page's sections on Figures 6 and 7, their ratios (§4), the fitted parameters, and the speed of each kind of
-GPU."""
+"""The page's sections on Figures 6 and 7, their ratios (§4), the parameters, and the speed of each kind of GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from stoker.contexts.recipe import Awareness
 from stoker.units import show_bytes
 
 _Times = Mapping[tuple[Awareness, int], float]
-"""Seconds of a static run, by awareness and inferences a call."""
 
 
 def in_short(found: Found) -> str:

@@ -1,22 +1,23 @@
 """Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7, with nothing refitted.
 
-Open details are varied, and none of them is taken from when the paper's runs ended. A prediction is a range
-over parameter sets and all of these:
+Open details are varied; none is taken from when the paper's runs ended. A prediction is a range over sets and these:
 
 - Figure 8: the first GPU goes at 900 s or a minute later; with full awareness three dropped out "early", of each kind.
-- Figure 9a: the pool grows from 4 to 20 GPUs by one every one, two or four minutes, evenly or slowly at first, half
-  A10s and half TITANs or as mixed as the cluster.
-- Figure 9b: 186 GPUs are there after 100 to 600 s; how fast the six kinds are that no static run used.
-- Figures 8 and 9: inferences a call (100 in §4.2, 1,000 as well in §4.3).
 
-Figure 8's partial run is simulated also with nodes whose workers share a disk: when neighbours are preempted, loads get
-faster. What is simulated is the most that this can do: workers of a node load together, a load with all neighbours
-takes the fitted time, and one with none takes `reads / gpus` of its reading.
+- Figure 9a: from 4 to 20 GPUs by one every one, two or four minutes, evenly or slowly at first, half A10s and half
+TITANs or as mixed as the cluster.
 
-Figure 9's *distance* is how far completed inferences are from being proportional to capacity (GPUs, each by its
-inferences a second), as a part of all. Capacity is integrated in three ways. *Connected*: from a worker's connection to
-the end of the run. *Hot*: while the GPU holds the context, until the last call is handed out. *Evenly*: the same, and a
-call's inferences count evenly over its run. The line goes through zero and the last point.
+- Figure 9b: 186 GPUs after 100 to 600 s; the speeds of six kinds.
+
+- Inferences a call (100 in §4.2, 1,000 as well in §4.3).
+
+Figure 8's partial run is simulated also with nodes whose workers share a disk, as the most that this can do: workers of
+a node load together, and a load with no neighbour takes `reads / gpus` of its reading.
+
+Figure 9's *distance* is how far completed inferences are from proportional to capacity (GPUs, each by its inferences a
+second), as a part of all. *Connected*: capacity from a worker's connection to the end of the run. *Hot*: while the GPU
+holds the context, until the last call is handed out. *Evenly*: the same, and a call's inferences count evenly over its
+run. The line goes through zero and the last point.
 """
 
 from __future__ import annotations
@@ -41,15 +42,13 @@ from stoker.manager.study.measures import measure
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """The farthest that completed inferences ever are from the line, as a part of all."""
-
     connected: float
     hot: float
     evenly: float
 
 
 def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
-    """Return the distances of a run in which no pilot ends. `rates`: inferences a second by the pilot's number."""
+    """Return the distances of a run in which no pilot ends. `rates`: inferences a second by pilot number."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []
     ends: list[tuple[float, float]] = []
@@ -76,12 +75,9 @@ def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
 
 
 def _farthest(
-    capacity: Iterable[tuple[float, float]],
-    *,
-    jumps: Iterable[tuple[float, float]] = (),
-    paces: Iterable[tuple[float, float]] = (),
-    until_s: float,
-) -> float:
+    capacity: Iterable[tuple[float, float]], *, jumps: Iterable[tuple[float, float]] = (),
+    paces: Iterable[tuple[float, float]] = (), until_s: float,
+) -> float:  # fmt: skip
     changes = sorted([
         *((at_s, 0, change) for at_s, change in capacity),
         *((at_s, 1, change) for at_s, change in paces),
@@ -115,7 +111,6 @@ EARLY_S = (60.0, 600.0)
 """When the three GPUs of Figure 8 may have dropped out."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
 NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
-"""Figure 8 without the loss, for comparison."""
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("a GPU more every 2 min, half and half", 1920.0, 1.0, HALVES),
     ("a GPU more every minute, half and half", 960.0, 1.0, HALVES),
@@ -123,15 +118,13 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("slowly at first, 20 after 64 min, half and half", 3840.0, 2.0, HALVES),
     ("a GPU more every 2 min, as the cluster", 1920.0, 1.0, paper.TABLE_1),
 )
-"""Its name, its duration, its curvature, and the kinds."""
+"""Name, duration, curvature, kinds."""
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
-"""When the ramps of both were rewritten (commit 4995f9b, which added calls of 1,000 and nodes that share a disk as
-well). The first ones, of commit 95c044e, ended when the paper's runs do, among others. Their predictions were known by
-then."""
+"""When the ramps of both were rewritten (commit 4995f9b). The first ones (95c044e) ended when the paper's runs do,
+among others, and their predictions were known by then."""
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
-"""The ramps of Figure 9b that were kept when the others were rewritten: seconds, and which of `PEAKS` each uses. No
-ramp of Figure 9a was kept."""
+"""The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. None of 9a was kept."""
 PEAKS = (("32-bit arithmetic", paper.SINGLE), ("tensor cores", paper.TENSOR))
 KEPT_VARIANTS = frozenset(
     f"evenly in {until_s:.0f} s, kinds by {PEAKS[which][0]}" for until_s, which in _FIRST_RAMPS_9B
@@ -139,17 +132,14 @@ KEPT_VARIANTS = frozenset(
 BATCH = 100
 BATCHES = (BATCH, 1000)
 LOOK_S = 10.0
-"""Interval of the points of Figures 8 and 9, in seconds."""
 
 Look = tuple[float, float]
-"""Inferences that are completed, and GPUs, at a moment."""
+"""Completed inferences, and GPUs."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: the assumption. `looks`:
-    every
-    `LOOK_S`. `off`: the distance; of Figure 9 only.
-    """
+    """One simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: the assumption. `looks`: every
+    `LOOK_S`. `off`: of Figure 9 only."""
 
     figure: str
     awareness: Awareness
@@ -211,15 +201,9 @@ def a_look(parameters: Parameters) -> list[Prediction]:
 
 
 def _vanishing(
-    parameters: Parameters,
-    awareness: Awareness,
-    variant: str,
-    *,
-    batch: int,
-    from_s: float,
-    lost: Mapping[str, int] | None = None,
-    lost_at_s: float = 0.0,
-) -> Prediction:
+    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, from_s: float,
+    lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0,
+) -> Prediction:  # fmt: skip
     pools = worlds.vanishing(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
     until_s = max(at_s for steps in pools.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
     simulation, _ = _simulated(parameters, pools, awareness, batch=batch, until_s=until_s)
@@ -227,14 +211,9 @@ def _vanishing(
 
 
 def _growing(
-    figure: str,
-    variant: str,
-    parameters: Parameters,
-    pools: worlds.Pools,
-    *,
-    batch: int,
+    figure: str, variant: str, parameters: Parameters, pools: worlds.Pools, *, batch: int,
     peaks: Mapping[str, float] = paper.SINGLE,
-) -> Prediction:
+) -> Prediction:  # fmt: skip
     simulation, ended_at = _simulated(parameters, pools, Awareness.FULL, batch=batch, peaks=peaks)
     rates = {
         pilot.number: batch / (parameters.call_s + batch * worlds.item_s(parameters, pilot.kind, peaks=peaks))
@@ -245,17 +224,16 @@ def _growing(
 
 
 def _simulated(
-    parameters: Parameters,
-    pools: worlds.Pools,
-    awareness: Awareness,
-    *,
-    batch: int = BATCH,
-    until_s: float = math.inf,
-    peaks: Mapping[str, float] = paper.SINGLE,
-) -> tuple[Simulation, float]:
+    parameters: Parameters, pools: worlds.Pools, awareness: Awareness, *, batch: int = BATCH, until_s: float = math.inf,
+    peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None,
+) -> tuple[Simulation, float]:  # fmt: skip
     policies = policy(worlds.POLICIES[awareness]).make()
-    world = limited(worlds.world(parameters, pools, peaks=peaks), policies.awareness)
-    simulation = Simulation(world, arrivals(worlds.sweep(batch), seed=0), policies)
+    world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
+    calls = arrivals(worlds.sweep(batch), seed=0)
+    if sharing is None:
+        simulation = Simulation(world, calls, policies)
+    else:
+        simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=sharing)
     return simulation, simulation.run(until_s=until_s).ended_at
 
 
@@ -266,12 +244,12 @@ def _looks(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
-"""Nodes of two GPUs and of five (ten of a kind make whole ones), whose loads read for half of their time, or all."""
+"""Nodes of two GPUs and of five, whose loads read for half of their time, or all."""
 _ENDS_S = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """A simulated Figure 8, partial: inferences that are done when the first GPU goes at `from_s`."""
+    """Figure 8, partial: inferences done when the first GPU goes at `from_s`."""
 
     sharing: Sharing
     from_s: float
@@ -279,7 +257,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The results of a parameter set on such nodes: Figure 6's partial run in seconds, and Figure 8's."""
+    """A parameter set on such nodes: Figure 6's partial run, and Figure 8's."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]
@@ -292,31 +270,19 @@ def simulate(parameters: Parameters) -> Shared:
         case for nodes in NODES for case in ((nodes, first), (nodes, later), (by_node(nodes, spread=False), first))
     ]
     return Shared(
-        tuple(_ran(parameters, nodes, worlds.static())[1] for nodes in NODES),
+        tuple(_simulated(parameters, worlds.static(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
         tuple(Preempted(nodes, from_s, _preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
     )
 
 
 def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
     until_s = _ENDS_S + from_s - paper.PREEMPTED_FROM_S
-    return _ran(parameters, nodes, worlds.vanishing(from_s=from_s), until_s=until_s)[0]
-
-
-def _ran(
-    parameters: Parameters, nodes: Sharing, pools: worlds.Pools, *, until_s: float = math.inf
-) -> tuple[float, float]:
-    policies = policy(worlds.POLICIES[Awareness.DISK]).make()
-    world = limited(worlds.world(parameters, pools, sharing=nodes), policies.awareness)
-    calls = arrivals(worlds.sweep(BATCH), seed=0)
-    simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=nodes)
-    ended_at = simulation.run(until_s=until_s).ended_at
-    return float(simulation.client.items_done), ended_at
+    pools = worlds.vanishing(from_s=from_s)
+    return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The record. `simulated`: static runs with the first, most central fit; `predictions` and `shared` have a row for
-    each fit. `starts`: searches, on the day `searched`. `panels`: pictures have a panel for each size of calls.
-    """
+    """The record. `simulated`: static runs with the most central fit; `predictions`, `shared`: a row for each fit."""
 
     facts: Facts
     starts: int

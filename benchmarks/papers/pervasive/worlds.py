@@ -23,18 +23,16 @@ from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
 Pools = Mapping[str, Steps]
-"""How many GPUs of each kind there are, from when on."""
+"""GPUs of each kind, from when on."""
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
-"""The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
+"""The policies that match the paper's three versions (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
 _DIGITS = 4
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load that reads
-    the disk;
-    `spread`: GPUs are taken from all nodes in turn, else node by node.
-    """
+    """Workers of one GPU each share their node's disk. `reads`: the part of a load that reads it; `spread`: GPUs are
+    taken from all nodes in turn."""
 
     gpus: int
     reads: float
@@ -44,7 +42,7 @@ class Sharing(msgspec.Struct, frozen=True):
 def world(
     parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
 ) -> World:
-    """Return a cluster with these pools of GPUs. `peaks`: the rates by which kinds that were not fitted are scaled."""
+    """Return a cluster. `peaks`: rates that scale kinds that were not fitted."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
@@ -81,7 +79,7 @@ def load_s(parameters: Parameters, kind: str) -> float:
 
 
 class SharedDisks(Simulation):
-    """A simulation in which the workers of a node read its disk together. The newest worker is taken first."""
+    """Workers of a node read its disk together. The newest worker is taken first."""
 
     def __init__(
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
@@ -105,8 +103,7 @@ class SharedDisks(Simulation):
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
-    """Return the seconds of an inference: fitted for two kinds; for others a power of their peak rate through these
-    two."""
+    """Return the seconds of an inference: fitted for two kinds; for others a power of their peak rate."""
     fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
     if kind in fitted:
         return fitted[kind]
@@ -121,7 +118,7 @@ def static() -> Pools:
 def vanishing(
     *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
 ) -> Pools:
-    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: GPUs of each kind lost, at `lost_at_s`."""
+    """§4.4: one a minute from `from_s`, A10s first. `lost`: GPUs of each kind lost at `lost_at_s`."""
     pools, goes_at = {}, from_s
     for kind in (paper.A10, paper.TITAN):
         here, steps = paper.EACH, [(0.0, paper.EACH)]

@@ -16,7 +16,7 @@ from benchmarks.papers.prompt_tuner.searching import Runs, Searched
 
 PAGE = "prompttuner.md"
 LOOK = Extent((1, 2), (1, 2), (1, 2), tuning=(1000,), smaller=4)
-"""A preview: one set without a search, two seeds, and a quarter of cluster and jobs."""
+"""One set without a search, two seeds, a quarter of cluster and jobs."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,10 +1,9 @@
-"""Everything that the page is made of, in order: the search, the baselines' settings, the central set under all its
-seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation continues.
-"""
+"""All runs of the page: the search, the baselines' settings, the central set, and the other sets with fewer seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import msgspec
 
@@ -41,10 +40,8 @@ Wanted = tuple[Group, System]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is run: seeds of the central set, of the others and of 96 GPUs; on a cluster `smaller` times smaller.
-    `stages`,
-    `sets`: numbers of the search's stages and of the sets (0: all).
-    """
+    """How much is run. `seeds`, `few`, `large`: of the central set, the others, 96 GPUs; `smaller`: divides cluster and
+    jobs; `stages`, `sets`: how many (0: all)."""
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -56,7 +53,6 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
-    """Return the whole grid, or this many of the central set's seeds, the stages and the sets."""
     every = grid.report.seeds[: seeds or None]
     return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
@@ -121,54 +117,24 @@ def _run(
 
 
 def central(chosen: Chosen) -> list[Wanted]:
-    fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
-    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
+    """Return the runs of the most central set: of the loads, with learning, in other orders, of parts, and the rest."""
+    text = (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES])
+    learning = [scenarios.baseline(chosen, reading, Condition.ALL) for reading in Reading]
+    orders = [searching.other_order(chosen[reading]) for reading in (Reading.HOLD, Reading.AT_ONCE)]
+    found = [*others(chosen), *product(MAIN, text), *product((MEDIUM, HIGH), (scenarios.LEARNS, *learning))]
+    found += product((MEDIUM, HIGH), orders)
+    found += [(at("medium", each), system) for each in paper.EMERGENCES for system in scenarios.FIGURE_8_AB.values()]
+    found += [(MEDIUM, scenarios.of_window(each, usual_s=paper.WINDOW_S)) for each in paper.WINDOWS_S]
+    found += [(of_bank(size), NOBODY) for size in paper.BANK_SIZES]
+    found += product((*HEAVY[:-1], BOUND, APART, HEAVY[-1]), text)
+    found += product([BOUND], (scenarios.LEARNS, scenarios.baseline(chosen, Reading.HOLD, Condition.ALL)))
+    for reading in scenarios.OF_INFLESS:
+        found += [*product(VICUNA, [chosen[reading]]), *product([MEDIUM], scenarios.kept(chosen[reading]))]
+    return [*found, *product(FEWER_GPUS, (NOBODY, *chosen.values()))]
 
 
 def others(chosen: Chosen) -> list[Wanted]:
-    """Return the runs of every set: for the bars, and for the text's numbers of the medium and high load."""
+    """Return the runs of every set."""
     systems = [NOBODY, *chosen.values()]
     parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]
-
-
-def _loads(chosen: Chosen) -> Iterator[Wanted]:
-    for group in MAIN:
-        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
-            yield group, system
-
-
-def _learning(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (MEDIUM, HIGH):
-        yield group, scenarios.LEARNS
-        for reading in Reading:
-            yield group, scenarios.baseline(chosen, reading, Condition.ALL)
-
-
-def _orders(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (MEDIUM, HIGH):
-        for reading in (Reading.HOLD, Reading.AT_ONCE):
-            yield group, searching.other_order(chosen[reading])
-
-
-def _parts() -> Iterator[Wanted]:
-    for emergence in paper.EMERGENCES:
-        for system in scenarios.FIGURE_8_AB.values():
-            yield at("medium", emergence), system
-    for window_s in paper.WINDOWS_S:
-        yield MEDIUM, scenarios.of_window(window_s, usual_s=paper.WINDOW_S)
-    for size in paper.BANK_SIZES:
-        yield of_bank(size), NOBODY
-
-
-def _rest(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
-        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
-            yield group, system
-    for system in (scenarios.LEARNS, scenarios.baseline(chosen, Reading.HOLD, Condition.ALL)):
-        yield BOUND, system
-    for reading in scenarios.OF_INFLESS:
-        for group in VICUNA:
-            yield group, chosen[reading]
-        for system in scenarios.kept(chosen[reading]):
-            yield MEDIUM, system

@@ -27,7 +27,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers of the text that a set must give within a part (`within`) of them."""
+    """Numbers of the text that a set must give within a part (`within`)."""
 
     within: float
     fewest: int
@@ -45,7 +45,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seeds of the central set, how many of them the others have, and how many sets at most."""
+    """Seeds of the central set, how many of them the others have, and the most sets."""
 
     seeds: tuple[int, ...]
     few: int
@@ -63,8 +63,6 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """One set, by the places of its values in the file."""
-
     places: tuple[int, ...]
 
     def values(self, grid: Grid) -> dict[str, float | str]:

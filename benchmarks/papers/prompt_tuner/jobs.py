@@ -1,18 +1,16 @@
-"""The jobs of §6.1, made up as the paper's trace is not public, and usual values of properties that it leaves open.
+"""The jobs of §6.1, made up as the paper's trace is not public. `grid.toml` has other values.
 
-`WHY` has the reasons of the values; `grid.toml` has other values of six of them.
+- *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); the others have
+exponential shares. Gaps within a minute are exponential (§6.1).
 
-- *Arrivals*: each load is one trace of 20 minutes with models mixed. One minute has five times the mean count (§2.2);
-  the others have exponential shares, none above the fullest. Counts add up to §6.1's. Gaps within a minute are
-  exponential (§6.1), stretched to fill it.
-- *Work*: a duration (lognormal, cut at both ends) and replicas are drawn independently; their product over the seconds
-  of an iteration bounds the iterations.
-- *Prompts*: the induced prompt needs all these iterations; the bank's needs fewer, by the speedups of Figure 9b. A
-  lookup takes 50 scores and one for each candidate of a cluster, shared by the job's GPUs. The best of n lognormal
-  prompts lies at the (1/n)-quantile, so fewer candidates have a worse best. No scheduler knows a job's speedup before
-  it is done.
+- *Work*: a lognormal duration and replicas are drawn independently; their product over the seconds of an iteration
+bounds the iterations.
 
-Draws depend on the seed, the model and the job's number alone (`stoker.chance`), so all policies get the same jobs.
+- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes 50 scores and one
+for each candidate of a cluster. The best of n lognormal prompts lies at the (1/n)-quantile. No scheduler knows a job's
+speedup.
+
+Draws depend on seed, model and job number alone, so all policies get the same jobs.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from stoker.manager.sim.client import Arrival
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A language model. `item_s`: an iteration on one replica of `devices` GPUs. `bank_s`: a lookup among 3,000
-    candidates.
-    `speedup`: iterations from the induced prompt over those from the bank's, least and most.
-    """
+    """`item_s`: an iteration on one replica of `devices` GPUs. `bank_s`: a lookup among 3,000 candidates. `speedup`:
+    iterations without the bank over those with it, least and most."""
 
     name: str
     item_s: float
@@ -96,7 +92,7 @@ class Bank(enum.Enum):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A tuning job with its time on the replicas of its trace. `speedup`: as of a model, with 3,000 candidates."""
+    """A tuning job with its time on the replicas of its trace. `speedup`: with 3,000 candidates."""
 
     at_s: float
     model: str
@@ -128,23 +124,20 @@ def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) ->
 
 
 def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
-    """Return the job's call. The bank changes the iterations that it needs, not the most that it may do."""
+    """Return the job's call. The bank changes the iterations needed, not the most that it may do."""
     model = MODELS[job.model]
     needs = max(1, round(job.duration_s * job.replicas / model.item_s))
     most = max(needs, round(needs * parameters.bound))
     banked = uses_bank(job, emergence, parameters, bank)
     if banked:
-        needs = max(1, round(needs / (job.speedup * parameters.speedup * _worth(parameters))))
+        best, own = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
+        worth = math.exp(parameters.prompt_spread * (best - own))
+        needs = max(1, round(needs / (job.speedup * parameters.speedup * worth)))
     return Arrival(
         at_s=job.at_s, context=model.name, items=most, deadline_s=round(slo_s(job, emergence, parameters), 6),
         gang=(1, parameters.widest), items_done=min(needs, most),
         shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
     )  # fmt: skip
-
-
-def _worth(parameters: Parameters) -> float:
-    depths = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
-    return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
 
 
 def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
@@ -163,6 +156,7 @@ def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict
 
 
 def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
+    low, high = model.speedup
     streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
     return [
         Job(
@@ -170,7 +164,7 @@ def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed
             model.name,
             _duration_s(streams["durations"].normal(number), parameters),
             _replicas(streams["replicas"].uniform(number), parameters),
-            _log_uniform(streams["speedups"].uniform(number), *model.speedup),
+            float(low * (high / low) ** streams["speedups"].uniform(number)),
         )
         for number, at_s in enumerate(times)
     ]
@@ -212,7 +206,3 @@ def _replicas(uniform: float, parameters: Parameters) -> int:
         if uniform < 0.0:
             return replicas
     return parameters.replicas[-1][0]
-
-
-def _log_uniform(uniform: float, low: float, high: float) -> float:
-    return float(low * (high / low) ** uniform)

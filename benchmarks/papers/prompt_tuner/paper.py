@@ -1,5 +1,4 @@
-"""Figures of the PromptTuner paper's evaluation from its text; bars of figures without a number are left
-out."""
+"""Figures of the PromptTuner paper's evaluation, from its text."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "qwen-7b-r1": {"qwen-7b-r1": 70},
     "vicuna-7b": {"vicuna-7b": 65},
 }
-"""Jobs of each model in 20 minutes (§6.1). The last is ours: the medium load's jobs of the model that Figure 3 is of,
-whose trace has no published number of jobs."""
+"""Jobs of each model in 20 minutes (§6.1). The last is ours: the medium load's jobs of Figure 3's model."""
 MAIN_LOADS = ("low", "medium", "high")
 EMERGENCES = (0.5, 1.0, 1.5)
 """S: a job's SLO is its duration times S, and the allocation overhead (§6.1)."""
@@ -25,9 +23,9 @@ SERVER_GPUS = 8
 MINUTES = 20
 
 WINDOW_S = 60.0
-"""Seconds after which an idle GPU leaves its warm pool (§4.4.2)."""
+"""Seconds until an idle GPU leaves its warm pool (§4.4.2)."""
 WINDOWS_S = (15.0, 60.0, 240.0)
-"""Figure 8c varies it; the text names 60 s alone, so these are ours."""
+"""Figure 8c; the text names 60 s alone, the others are ours."""
 BANK_SIZES = (1000, 2000, 3000)
 """Figure 8d; the text names 2,000 and 3,000."""
 CLUSTERS = 50
@@ -52,18 +50,18 @@ TABLE_8: Mapping[str, Row] = {
 """Medium load, S = 1.0."""
 
 FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
-"""Figure 7a: by how many points PromptTuner's violations are under a baseline's, over the loads (§6.2)."""
+"""Figure 7a: points by which PromptTuner's violations are under a baseline's (§6.2)."""
 SAVED: Mapping[float, float] = {0.5: 38.0, 1.0: 23.0, 1.5: 17.0}
-"""Figure 7d: percent that it saves of INFless's cost, by S, at medium load; of ElasticFlow's up to 70 at S = 1.5."""
+"""Figure 7d: percent saved of INFless's cost, by S, at medium load; up to 70 of ElasticFlow's."""
 SAVED_OF_ELASTIC_FLOW = 70.0
 TIMES_FEWER: Mapping[str, float] = {"infless": 4.0, "elastic-flow": 7.9}
 TIMES_CHEAPER: Mapping[str, float] = {"infless": 1.6, "elastic-flow": 4.5}
-"""How many times the violations and the cost of PromptTuner a baseline has "up to" (§1)."""
+"""A baseline's violations and cost over PromptTuner's, "up to" (§1)."""
 LEAST_FEWER_POINTS = 10.0
-"""Figure 7c: "at least 10% SLO violation reduction across varying SLO levels"."""
+"""Figure 7c."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
-"""Figures 8a and 8b: the effect of reused prompts on violations, in points, and on cost, in percent."""
+"""Figures 8a and 8b: effect of reused prompts on violations (points) and cost (percent)."""
 INITIALISATION = (0.11, 0.50)
-"""The share of a job's latency in which INFless initialises instances, on the mean and at most (Figure 3b)."""
+"""Share of a job's latency in which INFless initialises, mean and most (Figure 3b)."""
 ROUND_S = (0.013, 0.067)
-"""A round of scheduling on 96 GPUs, on average and at most (§6.2)."""
+"""A round of scheduling on 96 GPUs, mean and most (§6.2)."""

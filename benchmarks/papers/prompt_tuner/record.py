@@ -1,6 +1,6 @@
-"""The record that the page is made from: every run's numbers, as means with 95 % intervals over seeds and over sets.
+"""The record of the page: every run's numbers, and means with 95 % intervals over seeds and sets.
 
-Two systems are compared seed by seed. One set of parameters is one `Evaluation`; `over` is the interval over all sets.
+Systems are compared seed by seed. An `Evaluation` has one set of parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.harness import Facts
-from benchmarks.papers.common import write_bytes
+from benchmarks.papers.common import write_parts
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid, read_grid
 from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, NOBODY, STATIC, Group, Reading, System
@@ -22,10 +22,8 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """One run: set, group, system, seed; percent of violations, dollars' worth of device-seconds (`paid_s`), the share
-    of GPUs allocated; the share of latency that jobs waited, mean and most; seconds of a round with work, mean and
-    most; and the share of latency that jobs waited for starts (None: not measured).
-    """
+    """One run. `violations` in percent; `paid_s` in device-seconds; shares of a job's latency spent waiting, and
+    waiting for starts (None: not measured); seconds of a round with work."""
 
     places: tuple[int, ...]
     group: str
@@ -61,9 +59,8 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The file. `sets`: the most central first; `chosen`: each reading's best setting of `searches`; `seeds`: of the
-    central set; `few`: of the others; `again`: where and when one baseline was run again (`everything.again`).
-    """
+    """`sets`: the most central first; `chosen`: each reading's best setting; `seeds`, `few`: of the central set and of
+    the others; `again`: where and when one baseline was run again."""
 
     facts: Facts
     searched: Searched
@@ -78,9 +75,8 @@ class Record(msgspec.Struct, frozen=True):
 
 def keep(path: Path, record: Record) -> None:
     parts = msgspec.to_builtins(record)
-    runs = b",\n".join(map(msgspec.json.encode, parts.pop("runs")))
-    lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
-    write_bytes(path, b"{\n" + b",\n".join([*lines, b'"runs": [\n%s]' % runs]) + b"\n}\n")
+    runs = parts.pop("runs")
+    write_parts(path, {**parts, "runs": runs})
 
 
 def read(path: Path) -> Record:
@@ -127,7 +123,7 @@ def evaluations(record: Record) -> list[Evaluation]:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Something of every set: the central set's mean with its interval, and the means of all."""
+    """The central set's mean with its interval, and the means of all sets."""
 
     central: MeanEstimate
     means: tuple[float, ...]
@@ -152,7 +148,7 @@ def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: st
 
 
 TEXT = (Reading.HOLD, Reading.RESIZES)
-"""The readings nearest to the text: the ones in every table."""
+"""The readings nearest to the text."""
 
 
 class Page:

@@ -19,7 +19,7 @@ from benchmarks.tables import head, paragraph, row
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 _NEAR_POINTS, _FEW = 1.0, 4
-"""A reading that was tried in more than `_FEW` settings shows those within `_NEAR_POINTS` of its best one."""
+"""With more than `_FEW` settings, only those within `_NEAR_POINTS` of the best are shown."""
 
 
 def write(record: Record) -> str:

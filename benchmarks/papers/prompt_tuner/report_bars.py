@@ -161,7 +161,6 @@ class Bar(msgspec.Struct, frozen=True):
     digits: int = 1
     below: bool = False
     paper: str = ""
-    """The paper's number, if it gives one."""
 
     def holds(self, one: MeanEstimate) -> bool:
         return one.high < self.wanted if self.below else one.low >= self.wanted
@@ -200,7 +199,7 @@ def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Con
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Ours without a part: the paper's points more and times the cost, as far as it has them."""
+    """Ours without a part, and the paper's difference."""
 
     what: str
     system: System
@@ -354,7 +353,7 @@ def compared(page: Page) -> str:
 
 
 def starts(page: Page, reading: Reading) -> list[MeanEstimate]:
-    """Return percent of latency while instances start, in each set at medium load; empty where it was not measured."""
+    """Return percent of latency while instances start, by set at medium load; empty if not measured."""
     found = [_starts(one, page, reading, MEDIUM) for one in page.sets]
     return [each for each in found if each is not None] if all(found) else []
 

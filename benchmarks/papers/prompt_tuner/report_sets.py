@@ -163,9 +163,8 @@ def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
 
 
 def apart_at_the_same_cost(page: Page, system: System) -> MeanEstimate | None:
-    """Return the points by which more jobs are late than under ours at the same cost: seed by seed, on a straight line
-    between two windows that were run. None where no two windows enclose that cost.
-    """
+    """Return the points by which more jobs are late than under ours at the same cost, interpolated between two windows;
+    None outside them."""
     one = page.central
     cost, late = fmean(one.costs(MEDIUM, system)), one.violations(MEDIUM, system)
     points = [(fmean(one.costs(MEDIUM, each)), one.violations(MEDIUM, each)) for _, each in _ours()]

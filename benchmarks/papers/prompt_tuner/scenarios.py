@@ -1,10 +1,8 @@
 """The runs of the evaluation as values, and the systems: each baseline in every reading, with or without learning.
 
-INFless starts a job on all its instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow
-resizes running jobs (§3.1), or lets them keep their size. `searching` chooses the settings that no text has.
-
-In the paper no system learns how many iterations a job needs; a session's policy does. So there are three conditions:
-none learns (the paper's), all learn, ours alone learns.
+INFless starts a job on all its instances at once, or they hold their devices and wait (§3.2). ElasticFlow resizes
+running jobs (§3.1), or not. In the paper no system learns how many iterations a job needs; here none learns, all learn,
+or ours alone learns.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
 
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
-"""Baselines' settings are chosen on these, which no result is from."""
+"""Baselines' settings are chosen on these; no result uses them."""
 
 Settings = tuple[tuple[str, bool | int | float | str], ...]
 """Keyword arguments of a policy."""
 
 
 class System(msgspec.Struct, frozen=True):
-    """A policy with its settings, and who gets prompts from the bank under it."""
+    """A policy with its settings, and the jobs that get prompts from the bank."""
 
     policy: str
     settings: Settings = ()
@@ -41,7 +39,7 @@ class System(msgspec.Struct, frozen=True):
 
 
 NOBODY = System(OURS, (("learn", False),))
-"""Ours as the paper has it: jobs are planned with all that they may do."""
+"""Ours as in the paper: jobs are planned with all that they may do."""
 STATIC = frozenset({ELASTIC_FLOW})
 """Policies that hold a cluster of a fixed size."""
 
@@ -56,9 +54,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case in which systems are compared; pages print its `name`. `times` multiplies the load's jobs; `changed`:
-    parameters that differ from the set's.
-    """
+    """A case in which systems are compared. `times` multiplies the load's jobs; `changed`: own parameters."""
 
     name: str
     load: str = "medium"
@@ -70,8 +66,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """Yield a system's runs on a set's parameters, one a seed; on a cluster `smaller` times smaller, with fewer
-        jobs."""
+        """Yield a system's runs, one a seed, on a cluster `smaller` times smaller."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         own = msgspec.structs.replace(parameters, **dict(self.changed))
         for seed in seeds:
@@ -96,15 +91,14 @@ def at(load: str, emergence: float) -> Group:
 MEDIUM, HIGH = at("medium", 1.0), at("high", 1.0)
 BOUND = Group("bounds of twice the iterations that are needed", changed=(("bound", 2.0),))
 APART = Group("each model with a trace and a peak of its own", changed=(("mixed", False),))
-"""Medium load, S = 1.0, the constants of the grid."""
 FEWER_GPUS = tuple(Group(f"{gpus} GPUs", gpus=gpus) for gpus in (8, 16, 24))
-"""Figure 3c, whose numbers of GPUs the text does not give: medium load, S = 1.0."""
+"""Figure 3c; the numbers of GPUs are ours."""
 
 VICUNA = (
     Group("Vicuna-7B's jobs alone", "vicuna-7b"),
     Group("Vicuna-7B's jobs alone, three times as many", "vicuna-7b", times=3),
 )
-"""Figure 3 is of this model's jobs (§3): as many as the medium load has, and about as many as it has in all."""
+"""Figure 3 has this model's jobs (§3)."""
 
 
 def of_bank(size: int) -> Group:
@@ -112,7 +106,7 @@ def of_bank(size: int) -> Group:
 
 
 class Reading(enum.Enum):
-    """A baseline in one reading. The first of each is the nearest to the text."""
+    """The first of each baseline is the nearest to the text."""
 
     HOLD = "INFless, instances hold and wait"
     AT_ONCE = "INFless, all at once"
@@ -130,7 +124,6 @@ class Condition(enum.Enum):
 
 
 Chosen = Mapping[Reading, System]
-"""Each reading in its best setting, without learning."""
 
 
 def ours(condition: Condition) -> System:
@@ -160,7 +153,7 @@ SHOWN: Mapping[str, str] = {
 
 OF_INFLESS = (Reading.HOLD, Reading.AT_ONCE)
 KEPT_S = (15.0, 120.0)
-"""Seconds for which INFless keeps idle instances, where that is not by its histogram of arrivals."""
+"""Seconds that INFless keeps idle instances, instead of by its histogram."""
 
 
 def kept(system: System) -> Iterator[System]:

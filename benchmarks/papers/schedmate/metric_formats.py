@@ -1,8 +1,7 @@
-"""Logs of trainings that never ran, in public formats whose programs are not here, and lines between those with
-metrics.
+"""Made logs of trainings in public formats, and lines between those with metrics.
 
-A run has a seed, steps of uneven length (one in fifty is four times as long), a falling loss with noise, and ends
-somewhere in the middle. A format is a function from the state at a step to the lines that the program prints then.
+A run has a seed, uneven steps (one in fifty takes four times as long), a falling noisy loss, and ends in the middle. A
+format maps the state at a step to the printed lines.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ START = datetime(2026, 3, 7, 21, 58, 13, 250_000)
 
 @dataclass
 class State:
-    """A run after a step. `epoch` counts from 0, `i` (the step within it) and `step` (over all) too."""
+    """A run after a step. `epoch`, `i` (step within it) and `step` (over all) count from 0."""
 
     chance: random.Random
     epochs: int
@@ -93,13 +92,12 @@ class State:
 
 
 Format = Callable[[State], list[str]]
-"""The lines that a program prints at a step; called at steps at which it prints."""
 _PRINTS_MORE = ("nanogpt", "maxtext")
 
 
 @dataclass
 class Log:
-    """Lines with the times at which they were printed, and the truth at their end."""
+    """Lines with their times, and the truth at their end."""
 
     lines: list[tuple[float, str]]
     values: dict[str, float]
@@ -214,7 +212,7 @@ def _header(lines: list[str], state: State) -> list[str]:
 
 
 Formats = dict[str, tuple[Format, str]]
-"""Each format, and the metrics that its logs have."""
+"""Each format, and the metrics of its logs."""
 
 
 def _formats(part: str) -> Formats:

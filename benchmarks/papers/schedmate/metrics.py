@@ -1,9 +1,8 @@
 """`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs of known truth.
 
-`FollowedLog` looks at every log in its middle and at its end. Half of the logs are full of lines without progress. A
-metric (step, loss, rate, part of the run that is over, and others) is *found* if the tracker gives a value, and *right*
-within a tenth of the truth. RMSRE is the root of the mean squared relative error of the found values. The paper has
-84.3 % found and an RMSRE of 0.42 for step times, on 1,000 other logs. The formats in HELD_OUT.txt of
+Every log is read in its middle and at its end; half are full of lines without progress. A metric is *found* if there is
+a value, *right* within a tenth of the truth. RMSRE: root of the mean squared relative error of found values. The paper
+has 84.3 % found and 0.42 for step times, on other logs. Formats in HELD_OUT.txt of
 `benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are judged apart.
 """
 
@@ -44,7 +43,7 @@ _AT_0 = START.timestamp()
 
 @dataclass
 class Case:
-    """A log as bytes, the length and time of an earlier look, the time of its end, and the truth then."""
+    """A log, the length and time of an earlier look, the time of its end, and the truth then."""
 
     form: str
     name: str
@@ -121,7 +120,7 @@ def _real_cases() -> Iterator[Case]:
 
 
 _TELL_FRACTION = ("hf_trainer", "tqdm_nested")
-"""The other frameworks print no total of their rounds or epochs."""
+"""The other frameworks print no total."""
 
 
 def _given(progress: LoggedProgress | None, name: str) -> float | None:
@@ -211,8 +210,7 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
 JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
-"""Those formats are judged once: the first record stays. The second round has its formats, and is judged after the
-rules that the first one led to."""
+"""These formats are judged once: the first record stays. The second round came after rules that the first led to."""
 
 
 def main() -> int:

@@ -1,9 +1,8 @@
 """How long advice holds up the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
 
-The manager's end of the advisor (`AdvisorLink`) is used as by the manager's loop: some 500 turns a second, and ten
-questions a second. The advisor is a real process: the shipped one, one that takes nine seconds for each answer, and one
-that is killed every two seconds. Measured is the time of a turn, by the clock and by the processor. A second column has
-the longest time of an empty turn, which shows what others on the machine take. The bar is 1 ms.
+`AdvisorLink` is used as by the manager's loop: some 500 turns and ten questions a second. The advisor is the shipped
+process, one that takes nine seconds an answer, and one that is killed every two seconds. Measured is the time of a
+turn, and the longest empty turn. The bar is 1 ms.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn. `settings`: of the policy; `for_s`: 0 = the whole workload, of half an hour."""
+    """`sizes`: of the models, in turn. `settings`: of the policy; `for_s`: 0 for the whole half hour."""
 
     system: str
     models: int
@@ -90,7 +90,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
 
 
 LONGEST = {"LongBench": 32_768}
-"""The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
+"""The longest text of a workload, 4,096 tokens else."""
 
 
 def records(path: Path) -> Store[Case, Result]:

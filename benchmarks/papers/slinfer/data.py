@@ -1,10 +1,7 @@
-"""Data that SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
+"""Data of SLINFER's authors (github.com/BarrinXu/SLINFER): workloads and a latency profile (§VI-B).
 
-The files are in `../shared/data/slinfer` next to the repository (`missing`). The profile gives the milliseconds of a
-prefill by the prompt's length, and of a decode step by its batch and the mean length of its requests (§VI-B).
-
-A workload has 128 functions, by how often they are called, in groups of eight. 32 or 64 models take the first two or
-four of each group, as in the authors' program.
+The files are in `../shared/data/slinfer` (`missing`). A workload has 128 functions in groups of eight by call rate;
+fewer models take the first of each group, as in the authors' program.
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpo
 
 
 GROUP = 8
-"""Size of the groups of functions of a workload that are called about equally often."""
+"""Functions that are called about equally often."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
-    """One model on one kind of device. `limit`, `shared_limit`: requests that the baselines let one instance serve, on
-    a whole device and on half of one; 0 where the authors give none.
-    """
+    """One model on one kind of device. `limit`, `shared_limit`: requests that baselines let an instance serve on a
+    whole device and on half of one; 0 if unknown."""
 
     times: StepTimes
     weights_bytes: int
@@ -76,7 +72,7 @@ class _Function(msgspec.Struct, frozen=True):
 def read_workload(
     name: str, models: int, *, objective: Objective = OBJECTIVE, for_s: float = 0.0
 ) -> list[Arrival]:  # fmt: skip
-    """Return the requests to this number of models (`model-0`, ...) of a workload, in its first seconds (0: all)."""
+    """Return the requests to this number of models (`model-0`, ...), in the first seconds (0: all)."""
     path = Path(DATA / f"{name}.json")
     functions = msgspec.json.decode(path.read_bytes(), type=list[_Function])
     if not 1 <= models <= len(functions):

@@ -5,8 +5,7 @@ validation. A *decision* is all that the manager and the pilots compute for a ca
 waits (§IX-H, Figure 33); a waiting call is decided on again in each round of 0.1 s. The rounds themselves are told
 apart. Processor time of one core.
 
-    python -m benchmarks slinfer_decisions
-    python -m benchmarks.papers.slinfer.decisions [--for-s 300]
+    python -m benchmarks slinfer_decisions python -m benchmarks.papers.slinfer.decisions [--for-s 300]
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Measure decisions in a part of the workload, a fresh process each; then the half hour once, without a clock in
-    it."""
+    """Measure decisions in a part of the workload; then the half hour once, without a clock."""
     if reason := missing():
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, for_s = (1, 40.0) if quick else (3, 120.0)
@@ -70,7 +68,7 @@ class Watch:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
         self.decisions_s: dict[tuple[int, int], float] = {}
-        """The results computed for each call, by the number of the call and of the round before."""
+        """By the number of the call and of the round before."""
         self._weighed = 0
         self._round = 0
 

@@ -1,18 +1,8 @@
-"""A waiting call is dropped when its queueing delay exceeds the time to first token that it wants (SLINFER §IX-B).
+"""A waiting call is dropped when its queueing delay exceeds its time to first token (SLINFER §IX-B).
 
-A call that waits for a library to load has more time: a grace window as long as the cold start (§IX-A). One that waits
-for no load has none.
-
-A part for policies: `waits` receives each call that has to wait and asks for a timer, `fired` answers that with the
-drops. There is one timer, for the call that is due first; a call costs O(log n) for n that wait. The policy has to see
-every call (`asks_every_call`).
-
-    def place(self, view, call):
-        ...
-        return self._late_drops.waits(view, call)   # it has to wait
-
-    def timer(self, view, key):
-        return self._late_drops.fired(view, key)
+A call that waits for a load has a grace window as long as the cold start (§IX-A). A part for policies that see every
+call: `waits` receives each waiting call and asks for a timer, `fired` answers it with the drops. There is one timer,
+for the first due call.
 """
 
 from __future__ import annotations
@@ -26,19 +16,17 @@ from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6
-"""A timer may fire this much too early: a shell's clock may count in microseconds."""
+"""A shell's clock may count in microseconds."""
 
 
 class LateDrops:
-    """The waiting calls of a policy that want a first token, and when each is late."""
-
     def __init__(self) -> None:
         self._due: list[tuple[float, CallId]] = []
-        """When to look at each call, as a heap. A call that has left is skipped when its time comes."""
+        """When to look at each call, a heap; calls that left are skipped."""
         self._timer_at = float("inf")
 
     def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
-        """A call waits, and is dropped when it is late. Without a time to first token it is never late."""
+        """Add a waiting call, unless it wants no time to first token."""
         wanted_s = first_token_s(call)
         if not wanted_s:
             return ()
@@ -46,7 +34,7 @@ class LateDrops:
         return self._set_timer(view.now)
 
     def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
-        """Drops of the calls that are late now, and the next timer. Timers of others lead to nothing."""
+        """Return drops of the late calls and the next timer; nothing for another policy's timer."""
         if key != _KEY:
             return ()
         self._timer_at = float("inf")

@@ -1,15 +1,9 @@
 """The measures of SLINFER's evaluation, from a run's log and from samples of it (§IX-B to §IX-I).
 
-A request has met its objectives in one of two readings, since the text leaves it open:
-
-- *strict*: each token was in time by eq. 1 (§VI-A). Tokens that come early are a reserve for later ones.
-- *mean*: the first token was in time, and the mean time per output token is short enough, as in the authors' program
-  (github.com/BarrinXu/SLINFER, `draw.py`).
-
-A request that came before its instance was ready has longer, by the load of that instance (§IX-A); a dropped one has
-met nothing. *Nodes used* is the mean over the workload's time of the nodes with an instance. *Decode speed* is the
-tokens of a kind's nodes by the seconds that they were used. As in the authors' program, each second a sample reads how
-much memory instances have and use, and who resizes.
+A request has met its objectives in one of two readings. *Strict*: each token was in time by eq. 1 (§VI-A). *Mean*: the
+first token was in time and the mean time per output token is short enough, as in the authors' `draw.py`. A request that
+came before its instance was ready has longer by that load (§IX-A). *Nodes used*: the mean over time of nodes with an
+instance. *Decode speed*: tokens of a kind's nodes over the seconds that they were used. Memory is sampled each second.
 """
 
 from __future__ import annotations
@@ -33,8 +27,7 @@ _NEVER = math.inf
 
 
 class KindUse(msgspec.Struct, frozen=True):
-    """Nodes of one kind. `nodes`, `instances`: the mean; `tokens_per_s`: of a used node; `running`: requests of a busy
-    instance."""
+    """Nodes of one kind. `tokens_per_s`: of a used node; `running`: requests of a busy instance."""
 
     nodes: float
     instances: float
@@ -43,7 +36,7 @@ class KindUse(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """One run. Shares are of all requests. `ttft`: the share with a first token within each of `TTFT_POINTS_S`."""
+    """Shares are of all requests. `ttft`: within each of `TTFT_POINTS_S`."""
 
     requests: int
     met_strict: float
@@ -77,16 +70,16 @@ class _Told:
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        """When each run of a call began, and in which library."""
+        """Begin and library of each run."""
         self.over: dict[int, list[float]] = defaultdict(list)
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
         self.late: dict[int, float] = {}
         self.started: dict[int, tuple[float, int]] = {}
-        """When each library was ordered, and of which pilot."""
+        """When, and on which pilot."""
         self.ready: dict[int, tuple[float, float]] = {}
-        """When each library was ready, and how long its load took."""
+        """When, and the seconds of its load."""
         self.ended: dict[int, float] = {}
         self.moved = 0
         rows = zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True)
@@ -175,11 +168,9 @@ _EVERY_S = 1.0
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """Means over the loaded instances of one kind of node. `memory_used`: the share of their memory with weights and
-    tokens;
-    `cache_used`: of their caches alone; `resizing`: the share of samples in which one resizes its cache; `batch_p50`,
-    `batch_p95`: the largest batch of each busy node.
-    """
+    """Means over the loaded instances of one kind of node. `memory_used`: share with weights and tokens; `cache_used`:
+    of caches alone; `resizing`: share of samples in which one resizes; `batch_p50`, `batch_p95`: the largest batch
+    of each busy node."""
 
     memory_used: float
     cache_used: float

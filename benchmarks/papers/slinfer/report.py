@@ -1,9 +1,8 @@
-"""`docs/reproduction/slinfer.md`: the paper's numbers and ours, from the records alone. `page.template` has the
-words."""
+"""`docs/reproduction/slinfer.md` from the records; `page.template` has the words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -35,13 +34,13 @@ READINGS: tuple[Callable[[Result], float], ...] = (
     lambda one: 100 * one.measures.met_strict,
     lambda one: 100 * one.measures.met_mean,
 )
-"""The two ways to count the requests that met their objectives, in per cent."""
+"""Per cent of requests that met their objectives, strict and mean."""
 PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
-"""The paper's name of a system, where ours is another reading of it."""
+"""The paper's name of a system, where ours is another reading."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table. `miss`: why the bar is not met; empty if it is, None if it has not been run."""
+    """`miss`: why the bar is not met; empty if it is, None if not run."""
 
     bar: str
     paper: str
@@ -70,26 +69,28 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return by how many per cent one system meets more objectives than another, in the two readings; the lesser
-    first."""
+    """Return by how many per cent more objectives one system meets, in both readings, the lesser first."""
     if ours is None or theirs is None:
         return None
     low, high = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in READINGS)
     return low, high
 
 
-def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> list[str]:
-    """Say how far a result is from the paper's, where that is more than the bar allows in both readings."""
-    off: list[str] = []
-    used = nodes_used(result, GPU)
-    if gpus is not None and abs(used - gpus) > BAR_GPUS:
-        off.append(f"{used - gpus:+.1f} GPUs")
+def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float | None) -> list[str]:
+    """Say how far nodes by kind and the share met are from the paper's, if by more than the bar in both readings."""
+    points: list[str] = []
     if met is not None:
         low, high = sorted(each(result) for each in READINGS)
         nearest = min((low, high), key=lambda one: abs(one - met))
         if not low <= met <= high and abs(nearest - met) > BAR_POINTS:
-            off.append(f"{nearest - met:+.1f} points")
-    return off
+            points.append(f"{nearest - met:+.1f} points")
+
+    def nodes(kind: str) -> list[str]:
+        wanted, used = said.get(kind), nodes_used(result, kind)
+        is_off = wanted is not None and abs(used - wanted) > BAR_GPUS
+        return [f"{used - wanted:+.1f} {kind.upper()}s"] if is_off and wanted is not None else []
+
+    return [*nodes(GPU), *points, *nodes(CPU)]
 
 
 def _gain(of: Of, system: str) -> Verdict:
@@ -115,7 +116,7 @@ def _table_3(of: Of, system: str, models: int) -> Verdict:
         return Verdict(bar, paper, MISSING, None)
     share = interval(*sorted(each(result) for each in READINGS))
     here = f"{share} %, {result.measures.kinds[GPU].nodes:.1f} GPUs"
-    return Verdict(bar, paper, here, ", ".join(off_table_3(result, gpus=gpus, met=met)))
+    return Verdict(bar, paper, here, ", ".join(off_table_3(result, {GPU: gpus}, met=met)))
 
 
 def _resizing(of: Of, watermark: float) -> Verdict:
@@ -308,10 +309,7 @@ class _Page:
 def _within(result: Result, said: dict[str, float | None], share: float | None) -> str:
     if share is None and all(each is None for each in said.values()):
         return ""
-    off = off_table_3(result, gpus=said[GPU], met=share)
-    cpus = said[CPU]
-    if cpus is not None and abs(nodes_used(result, CPU) - cpus) > BAR_GPUS:
-        off.append(f"{nodes_used(result, CPU) - cpus:+.1f} CPUs")
+    off = off_table_3(result, said, met=share)
     return f"**no**: {', '.join(off)}" if off else "yes"
 
 

@@ -1,14 +1,11 @@
-"""ServerlessLLM and its two extensions, as SLINFER's evaluation has them (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
+"""ServerlessLLM and its two extensions, as in SLINFER's evaluation (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
 
-An instance serves a fixed number of requests at once, which the authors found by profiling (`limit`), on a whole node,
-or with `+s` on half of one.
+An instance serves a fixed number of requests at once (`limit`), on a whole node, or with `+s` on half of one.
 
-1. A request goes to an instance of its model below its limit; CPUs first, where they serve at all, and there in turn,
-as ServerlessLLM's router does. 2. Where all are at their limits and coming instances will not take all waiting
-requests, another is loaded, on the first kind of node with room; nodes with an instance come before empty ones. 3.
-Without room requests wait. A freed device goes to the model whose request has waited longest. 4. An instance that has
-served nothing for `keep_alive_s` leaves. 5. A request that has waited for longer than its time to first token is
-dropped (§IX-B), `drops`.
+1. A request goes to an instance below its limit; CPUs first, and there in turn, as in ServerlessLLM's router. 2. If
+coming instances will not take all waiting requests, another is loaded, on the first kind of node with room; used nodes
+before empty ones. 3. Without room requests wait; a freed device goes to the model that has waited longest. 4. An
+instance idle for `keep_alive_s` leaves. 5. `drops`: a request that waited longer than its time to first token (§IX-B).
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
+from stoker.manager.core.seams import Action, Load, Policies, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -26,21 +23,17 @@ from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
-"""Requests that an instance serves at once, by the name of its context and the kind of its device."""
+"""By the name of the context and the kind of device."""
 _SCALE = "scale-out"
 
 
 def sllm(
-    *,
-    limits: Limits,
-    parts: Mapping[tuple[str, str], int] | None = None,
-    keep_alive_s: float = 1.0,
+    *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
     drops: bool = True,
-    provisioning: Provisioning | None = None,
-) -> Policies:
+) -> Policies:  # fmt: skip
     scale_out = ScaleOut(limits, parts or {})
     dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
-    return Policies(dispatch, WhereFree(scale_out), provisioning or KeepBlocks())
+    return Policies(dispatch, WhereFree(scale_out), KeepBlocks())
 
 
 class ScaleOut:
@@ -94,7 +87,7 @@ class ScaleOut:
 
 
 class UpToLimit(Quiet):
-    """Dispatch: requests go to instances that serve fewer than their limit, else they wait."""
+    """Dispatch to instances below their limit."""
 
     asks_every_call = True
     honours = frozenset({"priority", "ttft_s", "tpot_s"})
@@ -119,7 +112,7 @@ class UpToLimit(Quiet):
         return max(0, library.slots - library.load)
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:  # noqa: ARG002
-        """Return the instances with room: the best kind first, then the one that was given a call longest ago."""
+        """Return instances with room: the best kind first, then the one that got a call longest ago."""
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
@@ -134,13 +127,13 @@ class UpToLimit(Quiet):
 
     def _watched(self, view: View) -> Iterator[Action]:
         new, self._new = self._new, []
-        for call in new if self._late is not None else ():
-            if self._late is not None:
+        if self._late is not None:
+            for call in new:
                 yield from self._late.waits(view, call)
 
 
 class WhereFree(Quiet):
-    """Residency: a freed device loads an instance for the request that has waited longest."""
+    """Residency: a freed device loads for the request that has waited longest."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out

@@ -1,9 +1,8 @@
-"""The nodes of SLINFER's evaluation (§IX-A), and language models of one size or several as contexts.
+"""The nodes of SLINFER's evaluation (§IX-A), and language models as contexts.
 
-Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in every node's memory; a load into
-a GPU moves 12.6 GB a second, as the authors' loader does. Where the text is silent the authors' program is followed
-(github.com/BarrinXu/SLINFER): a CPU loads nothing (`cpu_loads`). CPU nodes have as much memory as a GPU
-(`cpu_memory_bytes`), which is not said. `docs/reproduction/slinfer.md` has what each choice is worth.
+Four nodes with an A100 of 80 GB, and four with 32 cores with AMX. A load into a GPU moves 12.6 GB/s. Where the text is
+silent the authors' program is followed: a CPU loads nothing (`cpu_loads`), and has a GPU's memory (`cpu_memory_bytes`).
+`docs/reproduction/slinfer.md` has what each choice is worth.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from stoker.site import Duration, Size
 NODES = 4
 GPU, CPU = "gpu", "cpu"
 KINDS = (CPU, GPU)
-"""Best first: all systems with CPUs prefer them (§IX-A)."""
+"""Best first (§IX-A)."""
 MEMORY = Size(80_000_000_000)
 LOAD_BYTES_PER_S = 12.6e9
 LONGEST_PROMPT = 32_768
-"""Prompts are read whole, one at a time (§V)."""
+"""Prompts are read whole (§V)."""
 PAGE_TOKENS = 16
 MOST_OUTPUT = 2048
 ROWS = 256
 """The largest batch that was profiled (§VI-B)."""
 RESIZE_S = Duration(0.03)
-"""For each GB that a cache has afterwards: 1.9 s for 64 GB (Figure 17)."""
+"""For each GB of the new cache (Figure 17)."""
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: a node is cut into this many devices with that part of its memory and speed (but see `WHOLE_ON_CPU`).
-    `cache_s_per_gb`: the time in which a load into a GPU allocates the cache of its instance.
-    """
+    """`parts`: a node is cut into this many devices (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: for a GPU load to
+    allocate its cache."""
 
     gpus: int = NODES
     cpus: int = NODES
@@ -50,7 +48,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 WHOLE_ON_CPU = frozenset({"llama-2-13b"})
-"""Sizes of which an instance is never given less than a whole CPU node (§IX-A)."""
+"""Sizes that always get a whole CPU node (§IX-A)."""
 
 
 def profile_of(size: str, kind: str) -> ModelProfile:
@@ -92,7 +90,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
 
 
 def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
-    """Return a model of each size, with batches as large as profiled and a cache that grows from `longest` tokens."""
+    """Return models with batches as large as profiled and a cache that grows from `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 

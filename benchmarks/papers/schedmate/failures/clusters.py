@@ -1,11 +1,8 @@
 """Record what a real Slurm and a real Open MPI print when jobs fail on them.
 
-Slurm's four daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm,
-munge). Jobs run a program under `srun`, or an MPI program under `mpirun`. Faults are real: a node loses its power or
-network, a daemon is killed, a limit is passed, a file system is full. The job's output is the log.
-
-The truth is the first line that the program did not write as an ordinary one (`ORDINARY`), found without words of
-failure. Paths and users are replaced as in `recording`; nodes are called n1, n2, n3.
+Slurm's daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm, munge). Faults
+are real: a node loses its power or network, a daemon is killed, a limit is passed, a file system is full. The truth is
+the first line that is not an ordinary one of the program (`ORDINARY`).
 """
 
 from __future__ import annotations
@@ -32,13 +29,12 @@ if TYPE_CHECKING:
 SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
-"""Each failure is recorded this number of times, with other steps, ranks and forms of lines."""
+"""Of each failure, with other steps, ranks and forms of lines."""
 _OVER_S = 100.0
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A failing job. `script`: has `{run}` for the program; `strike` breaks something while it runs; no `fault`: it
-    goes well."""
+    """A failing job. `script`: has `{run}` for the program; `strike` breaks something; no `fault`: it goes well."""
 
     fault: str
     program: str
@@ -50,18 +46,6 @@ class Scenario(msgspec.Struct, frozen=True):
     mend: str = ""
 
 
-def _kill_slurmctld(cluster: Cluster) -> None:
-    cluster.kill("slurmctld")
-    time.sleep(45)  # longer than srun retries
-    cluster.start("slurmctld")
-
-
-def _kill_orted(cluster: Cluster) -> None:
-    inside = cluster.machines["n2"].inside
-    found = subprocess.run(inside("pgrep", "-x", "orted"), capture_output=True, text=True, check=True)
-    subprocess.run(inside("kill", "-9", *found.stdout.split()), check=True)
-
-
 def _strike(what: str, cluster: Cluster, job: str) -> None:
     match what:
         case "crash":
@@ -71,9 +55,13 @@ def _strike(what: str, cluster: Cluster, job: str) -> None:
         case "kill_slurmd":
             cluster.kill("n2")
         case "kill_slurmctld":
-            _kill_slurmctld(cluster)
+            cluster.kill("slurmctld")
+            time.sleep(45)  # longer than srun retries
+            cluster.start("slurmctld")
         case "kill_orted":
-            _kill_orted(cluster)
+            inside = cluster.machines["n2"].inside
+            found = subprocess.run(inside("pgrep", "-x", "orted"), capture_output=True, text=True, check=True)
+            subprocess.run(inside("kill", "-9", *found.stdout.split()), check=True)
         case "push":
             cluster.submit("sleep 3", "--partition=main", "--exclusive", "--nodelist=n3")
         case "cancel":
@@ -138,7 +126,11 @@ def _run(cluster: Cluster, place: Path, scenario: Scenario, name: str, mpi_pytho
         cluster.heal("n2")
     cluster.clear(limit_s=60.0)
     masks = {str(place): f"/home/{user}/{project}", socket.gethostname(): "n1", "(root)": f"({user})"}
-    return labelled(scenario.fault, scenario.program, _masked(text, masks, mpi_python).split("\n"))
+    real = Path(mpi_python).resolve().parent.parent
+    masks |= {str(Path(mpi_python).parent.parent): "/opt/conda", str(real): "/opt/conda"}
+    for name, other in masks.items():
+        text = text.replace(name, other)
+    return labelled(scenario.fault, scenario.program, text.split("\n"))
 
 
 def labelled(fault: str, program: str, lines: list[str]) -> Run:
@@ -146,10 +138,3 @@ def labelled(fault: str, program: str, lines: list[str]) -> Run:
         lines.pop()
     truth = next((at for at, line in enumerate(lines) if not ORDINARY.match(line)), -1)
     return Run(fault, program, truth, lines)
-
-
-def _masked(text: str, masks: dict[str, str], mpi_python: str) -> str:
-    real = Path(mpi_python).resolve().parent.parent
-    for name, other in {**masks, str(Path(mpi_python).parent.parent): "/opt/conda", str(real): "/opt/conda"}.items():
-        text = text.replace(name, other)
-    return text

@@ -1,8 +1,8 @@
 """The labelled corpus: logs of failed jobs, composed by seed from real output of programs (`recorded.msgpack.xz`).
 
-A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows: the batch
-system's last words, or for several ranks their cascade, hundreds of lines that may begin before the failing rank's own
-words. Logs of a real cluster (`clusters`) have their own cascade and last words.
+A log is a job's header, a run with harmless lines strewn in, the failure, and the batch system's last words or, for
+several ranks, their cascade, which may begin before the failing rank's own words. Logs of real clusters have their own
+cascade.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.papers.schedmate.failures.fault_types import FRAMEWORK, INFRASTR
 from benchmarks.papers.schedmate.failures.recording import Run, recorded
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
-"""So that about three in ten failures are the infrastructure's (a quarter in the paper)."""
+"""About three in ten failures are the infrastructure's (a quarter in the paper)."""
 _SEVERAL_RANKS = 0.75
 _EARLY_CASCADE = 0.25
 CONSEQUENCES = re.compile(
@@ -29,14 +29,13 @@ CONSEQUENCES = re.compile(
     r"|Job step aborted|Force Terminated|launch/slurm: _step_signal)|mpirun: Forwarding signal|Primary job  terminated normally"
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
-"""Launchers' lines at each end, as `noise.ending` writes them for injected ones: they are no failure's own lines."""
+"""Launchers' lines at each end, which are no failure's own."""
 _NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
 class FailedJob(msgspec.Struct, frozen=True):
-    """A log with its labels. `truth`: the number of the failure's first line, from 1; `own`: the failing rank's lines
-    of it."""
+    """A log with its labels. `truth`: the failure's first line, from 1; `own`: the failing rank's lines of it."""
 
     name: str
     program: str

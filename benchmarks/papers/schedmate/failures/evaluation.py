@@ -1,7 +1,7 @@
 """Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
 
-Three times: with the rules as they ship; each type without the rows that know a line of it; and all without each row
-that knows a line of any test failure. Each against the same classifier on the last 500 lines of the log.
+Three times: as shipped; each type without the rows that know a line of it; all without each row that knows a line of
+any test failure. Each against the same classifier on the last 500 lines of the log.
 """
 
 from __future__ import annotations
@@ -39,17 +39,15 @@ def evaluate() -> None:
     for name, rules in _tables(jobs).items():
         found[name] = {
             "rows": sorted({len(rules[job.fault]) for job in jobs}),
-            "located": _with_locator(jobs, rules),
-            "last 500 lines": _on_last_lines(jobs, rules),
+            "located": _scored(jobs, rules),
+            "last 500 lines": _scored(jobs, rules, on_last_lines=True),
         }
         for side in ("located", "last 500 lines"):
             scores = found[name][side]
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
     injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
-    found["the types of the first draw"] = {
-        name: _with_locator(injected, rules) for name, rules in _tables(injected).items()
-    }
+    found["the types of the first draw"] = {name: _scored(injected, rules) for name, rules in _tables(injected).items()}
     for name, scores in found["the types of the first draw"].items():
         print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
     lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
@@ -73,19 +71,11 @@ def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]
     }
 
 
-def _with_locator(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]]) -> Scores:
+def _scored(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]], *, on_last_lines: bool = False) -> Scores:
     verdicts = []
     for job in jobs:
-        located = locate(job.lines, rules=rules[job.fault])
-        verdicts.append((job, located, classify(located, rules=rules[job.fault]) if located else None))
-    return scores_of(verdicts)
-
-
-def _on_last_lines(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]]) -> Scores:
-    verdicts = []
-    for job in jobs:
-        tail = last_lines(job.lines)
-        verdicts.append((job, tail, classify(tail, rules=rules[job.fault])))
+        found = last_lines(job.lines) if on_last_lines else locate(job.lines, rules=rules[job.fault])
+        verdicts.append((job, found, classify(found, rules=rules[job.fault]) if found else None))
     return scores_of(verdicts)
 
 
@@ -98,7 +88,7 @@ def _located_share(jobs: list[FailedJob]) -> float:
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
-    """Return the last lines of a log as if they had been located: all their bad lines, and the first traceback."""
+    """Return the last lines of a log as if they had been located."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())

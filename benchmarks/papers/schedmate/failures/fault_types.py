@@ -1,7 +1,4 @@
-"""The fault types (`fault_types.toml`), and the types that are kept for the test.
-
-A third of each kind is drawn by seed; types of real clusters are drawn among themselves, so the first draw stands.
-"""
+"""The fault types (`fault_types.toml`); a third of each kind is kept for the test, real clusters' apart."""
 
 import random
 from collections.abc import Iterable

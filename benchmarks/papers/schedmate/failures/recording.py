@@ -1,8 +1,7 @@
 """Run the programs, with each injection and without any, and keep what they print.
 
-One process imports PyTorch and Transformers and forks for each run. Tracebacks have the lines of the user's files
-(`/home/ada/project/...`) and of the libraries. A line `MARK` goes before the first line of an injection or the last
-exception; it is taken out again, and its place is the truth.
+One process imports PyTorch and Transformers and forks for each run. A line `MARK` goes before the first line of an
+injection or the last exception; it is taken out again, and its place is the truth.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The output of one run. `fault`: the type's name, or empty. `truth`: the index of the failure's first line, or
-    -1."""
+    """The output of one run. `fault`: the type's name, or empty. `truth`: the failure's first line, or -1."""
 
     fault: str
     program: str

@@ -1,7 +1,6 @@
 """Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
 
-`validate` holds out fault types of the training part in turn, with the rows that know their texts. Settings are chosen
-by that alone.
+`validate` holds out fault types of the training part in turn; settings are chosen by that alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "
 FOLDS = 6
 PARTITIONS = 3
 LEAST_TYPES = 2
-"""A fact counts if this many fault types have it: a fact of one type alone does not generalise."""
+"""A fact of one type alone does not generalise."""
 RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0
@@ -37,10 +36,7 @@ NEAR_LINES = 3
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """In percent. F1, precision and recall are of `infrastructure`; `accuracy`: of infrastructure or not, as the
-    paper's;
-    `accuracy_of_three`: of all kinds; `component`: of the infrastructure's that were found. `confusion`: counts by
-    true and called kind; `by_type`: how often each fault type was judged right.
-    """
+    paper's; `component`: of the infrastructure's that were found."""
 
     logs: int
     infrastructure: int
@@ -133,7 +129,6 @@ def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, L
 
 
 def validate(*, ridge: float = RIDGE) -> list[Scores]:
-    """Judge types that are held out of the training part, without the rows that know them, in several draws."""
     jobs = list(corpus(test=False))
     examples = list(located_examples(jobs))
     found = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 1 << 18
-"""Numbers in an array that is written: 2 MB as float64."""
+"""Of an array: 2 MB as float64."""
 
 
 def make(folder: Path) -> None:
@@ -72,7 +72,6 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "tokenizers": ("tokenizer.json", lambda path: of("tokenizers").Tokenizer.from_file(path).get_vocab_size()),
     "transformers": ("bert/config.json", _bert),
 }
-"""By library: the file that it reads, and how."""
 
 
 def _numbers() -> Any:
@@ -119,4 +118,3 @@ WRITERS: dict[str, Callable[[str], Any]] = {
     "shutil.copyfile": _copy,
     "transformers": _bert_save,
 }
-"""By library: how it writes some megabytes to a path."""

@@ -1,7 +1,6 @@
 """The calls of the benchmark: each meets one fault on the first pilot that it runs on, or makes one mistake.
 
-A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere. Each
-run is written down in its own file.
+A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import stoker
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 
 MESSAGES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("messages.toml").read_bytes())
-"""Output of CUDA, NVML and NCCL, and the kind of torch exception that carries it, by fault."""
+"""Texts of CUDA, NVML and NCCL, and the kind of torch exception, by fault."""
 GB = 1 << 30
 DECLARED_GB, DECLARED_MB = 10, 900
 SICK_S = 1.5
@@ -34,8 +33,6 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a case. `strikes`: whether this run is to meet the fault."""
-
     case: Case
     strikes: bool
     node: str
@@ -47,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A stand-in for a GPU: this process's memory on it, and other processes' by the driver."""
+    """A stand-in for a GPU: this process's memory on it, and other processes'."""
 
     def __init__(self, operator: str) -> None:
         import pynvml
@@ -91,6 +88,11 @@ class Device:
         self.strike(kind, text.format(**{name: value / GB for name, value in gb.items()}))
 
 
+class Kind(NamedTuple):
+    act: Callable[[Device, Run], None]
+    variants: tuple[str, ...] = ("",)
+
+
 @stoker.context(memory=f"{DECLARED_MB} MB", device_memory=f"{DECLARED_GB} GB")
 def device(operator: str) -> Device:
     import torch
@@ -116,9 +118,14 @@ def attempt(device: Device, case: Case) -> str:
     return pilots[-1]
 
 
-def _memory_error(device: Device, run: Run) -> None:
-    if run.strikes:
-        device.strike(*MESSAGES["memory_errors"][run.case.variant])
+def _strikes(group: str) -> Kind:
+    """A kind whose variants are a group of messages."""
+
+    def strike(device: Device, run: Run) -> None:
+        if run.strikes:
+            device.strike(*MESSAGES[group][run.case.variant])
+
+    return Kind(strike, tuple(MESSAGES[group]))
 
 
 def _lost(device: Device, run: Run) -> None:
@@ -136,11 +143,6 @@ def _lost(device: Device, run: Run) -> None:
     elif run.strikes:
         Path(run.node, "sick").write_text(str(time.time() + SICK_S))
         device.strike(*MESSAGES["sick"][run.case.variant])
-
-
-def _nccl(device: Device, run: Run) -> None:
-    if run.strikes:
-        device.strike(*MESSAGES["connections"][run.case.variant])
 
 
 def _gloo(_device: Device, run: Run) -> None:
@@ -224,14 +226,6 @@ def _raises(device: Device, run: Run) -> None:
     raise said[run.case.variant]
 
 
-def _in_a_kernel(device: Device, run: Run) -> None:
-    device.strike(*MESSAGES["of_the_program"][run.case.variant])
-
-
-def _misused(device: Device, run: Run) -> None:
-    device.strike(*MESSAGES["misused"][run.case.variant])
-
-
 def _always_full(device: Device, run: Run) -> None:
     if run.case.variant == "print":
         with open("/dev/full", "w") as file:
@@ -280,43 +274,38 @@ def _own_peer(_device: Device, run: Run) -> None:
     surroundings.meet(f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises")
 
 
-class Kind(NamedTuple):
-    act: Callable[[Device, Run], None]
-    variants: tuple[str, ...]
-
-
 _OPENED = tuple(
     f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
 )
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
-"""numpy.fromfile takes a read that fails for the end of its file, and raises nothing."""
+"""numpy.fromfile takes a failing read for the end of its file."""
 FAULTS: dict[str, Kind] = {
-    "uncorrectable memory error (ECC, NVLink)": Kind(_memory_error, tuple(MESSAGES["memory_errors"])),
+    "uncorrectable memory error (ECC, NVLink)": _strikes("memory_errors"),
     "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
-    "NCCL": Kind(_nccl, tuple(MESSAGES["connections"])),
+    "NCCL": _strikes("connections"),
     "Gloo, peer killed": Kind(_gloo, tuple(surroundings.OPERATIONS)),
     "ESTALE": Kind(_reads("ESTALE"), tuple(each for each in _OPENED if each != "numpy.fromfile, read")),
     "EIO": Kind(_reads("EIO"), _READ),
     "ENOSPC": Kind(_full_disk, tuple(f"{library}, {kept}" for kept in (0, 1_000_000) for library in files.WRITERS
                                      if kept == 0 or library not in ("pandas (csv)", "pillow"))),
-    "device memory, a neighbour": Kind(_device_memory, ("",)),
-    "host memory, a neighbour": Kind(_host_memory, ("",)),
+    "device memory, a neighbour": Kind(_device_memory),
+    "host memory, a neighbour": Kind(_host_memory),
 }  # fmt: skip
 MISTAKES: dict[str, Kind] = {
     "ValueError, KeyError, assertion": Kind(_value, ("value", "key", "assert")),
     "tensors that do not fit": Kind(_shapes, ("linear", "embedding")),
     "a file that is not there": Kind(_missing, tuple(files.READERS)),
     "raises a fault's exception itself": Kind(_raises, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
-    "CUDA assertion, illegal address": Kind(_in_a_kernel, tuple(MESSAGES["of_the_program"])),
-    "NCCL misused": Kind(_misused, tuple(MESSAGES["misused"])),
+    "CUDA assertion, illegal address": _strikes("of_the_program"),
+    "NCCL misused": _strikes("misused"),
     "/dev/full": Kind(_always_full, ("print", "torch", "numpy")),
     "own quota (ENOSPC, EDQUOT)": Kind(
         _own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))
     ),
     "own file fills the disk": Kind(_own_disk, ("numpy.save", "torch.save")),
-    "device memory, its own": Kind(_own_device_memory, ("",)),
-    "host memory, its own": Kind(_own_memory, ("",)),
+    "device memory, its own": Kind(_own_device_memory),
+    "host memory, its own": Kind(_own_memory),
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, some times and no more."""
+"""Mistakes that look like a fault when they happen once: they may be tried again, a few times."""

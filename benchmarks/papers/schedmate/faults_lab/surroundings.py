@@ -1,9 +1,8 @@
 """Three pilots of one machine, as separate as on three nodes, and the faults next to them. Root only.
 
-`Nodes`: a pilot's disk is a tmpfs (`TMPDIR`), its memory a cgroup (version 1), its GPU tests/driver's stand-in, made by
-the site file's `worker_init`. `Neighbours`: processes of the benchmark's program that take memory, disk or device
-memory which pilots were promised; library code asks for one by a file. `meet`: two Gloo ranks, this process and one
-that it starts. `failing`: strace makes system calls on one file fail.
+`Nodes`: a pilot's disk is a tmpfs, its memory a cgroup (version 1), its GPU tests/driver's stand-in. `Neighbours`:
+processes that take memory, disk or device memory; library code asks for one by a file. `meet`: two Gloo ranks.
+`failing`: strace makes system calls on one file fail.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if time.time() < sick_until:
     print("the device does not answer")
     sys.exit(5)
 """
-"""The probe of a device whose node says until when it is sick."""
+"""The probe of a device."""
 _INIT = """
 node=$(mktemp -d {folder}/nodes/n-XXXXXX)
 mkdir $node/tmp $node/use.d
@@ -50,7 +49,7 @@ export GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1
 
 
 class Nodes:
-    """Makes the folders of a run, and clears away what its pilots made."""
+    """Makes the folders of a run, and removes what its pilots made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +59,8 @@ class Nodes:
         for name in ("nodes", "requests", "ran", "data", "scratch", "quota"):
             (self.folder / name).mkdir()
         self.group.mkdir()
-        self._mount(self.folder / "quota", size_mb=1)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "stoker-faults", str(self.folder / "quota")]
+        subprocess.run(mount, check=True)
         with contextlib.suppress(OSError), open(self.folder / "quota" / "full", "wb", 0) as file:
             while True:
                 file.write(bytes(4096))
@@ -73,9 +73,6 @@ class Nodes:
         for group in [*self.group.glob("n-*"), self.group]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-
-    def _mount(self, place: Path, *, size_mb: int) -> None:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "stoker-faults", str(place)], check=True)
 
     @property
     def worker_init(self) -> str:
@@ -162,8 +159,6 @@ def _wait(file: Path, *, there: bool) -> None:
 
 
 class Neighbours:
-    """Starts the neighbours requested in a folder, and ends the others."""
-
     def __init__(self, requests: Path) -> None:
         self._requests = requests
         self._here: dict[Path, subprocess.Popen[bytes]] = {}

@@ -1,14 +1,14 @@
 """How wrong predictions of durations are: distributions of log(prediction / truth), drawn for each job.
 
-- *Ours*: drawn from the errors of 108 estimates (`our_errors.json`), or of the plain average of five similar recipes,
-  the paper's own method.
-- *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with
-  E[truth / prediction] = 1, so a spread s has the shift s^2 / 2, and P(log ratio < log 2) = share gives s: 0.52 and
-  1.91. With a right median and the share within a factor of two, s is 0.47 and 1.96.
-- *Shuffled*: each job has the duration of another job of its window.
+- *Ours*: drawn from the errors of 108 estimates (`our_errors.json`), or of the paper's plain average.
 
-Only the spread matters: a common factor changes no order. `python -m benchmarks.papers.schedmate.scheduling.errors`
-computes `our_errors.json` again.
+- *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with E[truth /
+prediction] = 1, so a spread s has the shift s^2 / 2, and P(log ratio < log 2) = share gives s: 0.52 and 1.91. With a
+right median and the share within a factor of two, s is 0.47 and 1.96.
+
+- *Shuffled*: each job has another job's duration.
+
+A common factor changes no order. `python -m benchmarks.papers.schedmate.scheduling.errors` writes `our_errors.json`.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def with_share_under_100(share: float) -> Predict:
 
 
 def spread_of(share: float) -> float:
-    """Return the spread s with P(z s + s^2 / 2 < log 2) = share for a standard normal z, by the root of a quadratic."""
+    """Return the spread s with P(z s + s^2 / 2 < log 2) = share for a standard normal z."""
     place = NormalDist().inv_cdf(share)
     return math.sqrt(place**2 + 2 * math.log(2)) - place
 
 
 def spread_both_ways(share: float) -> float:
-    """The spread with which this share lies within a factor of two both ways, if the median is right."""
+    """Return the spread with this share within a factor of two both ways, if the median is right."""
     return math.log(2) / NormalDist().inv_cdf((1 + share) / 2)
 
 
 def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Predict:
-    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as long as the median."""
+    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as the median job."""
 
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         median_s = statistics.median(durations_s)
@@ -86,10 +86,6 @@ def our_log_ratios() -> dict[str, list[float]]:
 
 def ours(*, unknown_share: float = 0.0) -> Predict:
     return resampled(our_log_ratios()["estimates"], unknown_share=unknown_share)
-
-
-def our_average() -> Predict:
-    return resampled(our_log_ratios()["average"])
 
 
 def share_under_100(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:

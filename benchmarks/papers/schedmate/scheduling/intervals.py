@@ -1,8 +1,7 @@
 """Means and ratios over windows, with intervals from a paired bootstrap.
 
-The unit is a week of a virtual cluster, since its jobs meet in one queue. Weeks are drawn again with replacement within
-each virtual cluster, the same for each system, and the number is computed again; the interval holds the middle 95 % of
-2,000 such numbers. A week has the mean of its draws of an error.
+The unit is a week of a virtual cluster. Weeks are drawn with replacement within each virtual cluster, the same for each
+system; the interval holds the middle 95 % of 2,000 numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results that were computed, in one file: a release computes each case once. It has no single jobs of the trace."""
+"""Results in one file, without single jobs: a release computes each case once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.papers.schedmate.scheduling.trace import windows
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
-    """A window without its jobs. `gpus`: at each load of the settings; seconds in the mean over its jobs."""
+    """`gpus`: at each load of the settings."""
 
     cluster: str
     week: int
@@ -30,7 +30,7 @@ class WindowFacts(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """Shares of relative errors under 100 %, and within a factor of two, of all predictions of a system."""
+    """Shares of relative errors under 100 %, and within a factor of two."""
 
     under_100: float
     within_two: float
@@ -44,8 +44,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process; `summary`: of the
-    rest."""
+    """`commit`: of the last writer; `peak_bytes`: of the largest process."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
@@ -60,7 +59,7 @@ class Kept(msgspec.Struct):
 
 
 class Records:
-    """The results of a file, by case. Raises ValueError for a file that holds none."""
+    """Raises ValueError for another file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,8 +77,7 @@ class Records:
         return [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """Return one number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not
-        run."""
+        """Return one number of `Measures` by window, the mean over draws. Raises ValueError for a missing run."""
         found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):

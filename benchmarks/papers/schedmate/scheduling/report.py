@@ -1,5 +1,4 @@
-"""`docs/reproduction/schedmate.md` and its figure, from the records: nothing on the page is typed in that the records
-have."""
+"""`docs/reproduction/schedmate.md` and its figure, from the records."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ PREDICTING = {
 
 
 class Cells:
-    """Numbers of systems with their intervals, as text. `places`: the windows that count (None: all)."""
+    """Numbers of systems with intervals. `places`: the windows that count (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -50,21 +49,23 @@ class Cells:
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.pooled_mean(values, self.jobs), self.strata, places)
 
+    def _both(self, system: str, other: str, load: float) -> list[list[float]]:
+        return [self.records.of(each, "mean_s", load=load) for each in (system, other)]
+
     def ratio(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
+        ours, theirs = self._both(system, other, load)
         return intervals.interval(intervals.pooled_ratio(ours, theirs, self.jobs), self.strata, places)
 
-    def ratio_of_weeks(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
-        return intervals.interval(intervals.mean_ratio(ours, theirs), self.strata, places)
+    def ratio_of_weeks(self, system: str, other: str, load: float) -> Interval:
+        return intervals.interval(intervals.mean_ratio(*self._both(system, other, load)), self.strata)
 
     def typical_s(self, system: str, what: str, load: float) -> Interval:
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """Return the ratios of the weeks in which a system's mean completion time is more than 1 % above another's."""
-        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
+        """Return the ratios of the weeks in which a system is more than 1 % slower than another."""
+        ours, theirs = self._both(system, other, load)
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
     def places_of(self, cluster: str) -> tuple[int, ...]:

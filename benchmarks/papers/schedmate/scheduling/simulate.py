@@ -1,8 +1,7 @@
 """The policies that are compared, and one window under one policy: the deployed cores in virtual time.
 
-A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as in the trace. A GPU is one
-library that stays loaded, so a start costs nothing; Tiresias's policy waits for its restarts. A pilot has eight GPUs
-and a gang may span pilots. No message takes time.
+A job is a call for a gang of as many libraries as it wants GPUs, of the trace's duration. A start costs nothing;
+Tiresias's policy waits for its restarts. A gang may span pilots of eight GPUs. No message takes time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from benchmarks.papers.schedmate.scheduling import errors, settings
 from benchmarks.papers.schedmate.scheduling.trace import Job, Window, windows
 from stoker.chance import Stream
 from stoker.errors import StokerError
-from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
@@ -36,7 +34,8 @@ TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free
 
 ERRORS: dict[str, errors.Predict] = {
     SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
-    OUR_AVERAGE: errors.our_average(), PAPER: errors.PAPER, LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
+    OUR_AVERAGE: errors.resampled(errors.our_log_ratios()["average"]), PAPER: errors.PAPER,
+    LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
     SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
 }  # fmt: skip
@@ -48,8 +47,6 @@ BESIDE = (OUR_AVERAGE, OURS_UNKNOWN, FIFO_SKIP, SJF_SKIP, OURS_SKIP, TIRESIAS_OT
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A system at a load, with one draw of its error, over all windows."""
-
     system: str
     load: float
     draw: int = 0
@@ -75,24 +72,20 @@ def cases() -> list[Case]:
     return at_main + [Case(system, load, draw) for load in others for system in MAIN for draw in range(draws(system))]
 
 
+_TIRESIAS = {
+    TIRESIAS: (settings.TIRESIAS_THRESHOLDS_GPU_S, settings.TIRESIAS_RESTART_S),
+    TIRESIAS_OTHER: (settings.TIRESIAS_OTHER_GPU_S, settings.TIRESIAS_RESTART_S),
+    TIRESIAS_FREE: (settings.TIRESIAS_THRESHOLDS_GPU_S, (0.0, 0.0)),
+}
+
+
 def policies_of(system: str, predictions_s: Mapping[CallId, float]) -> Policies:
-    restart_s = settings.TIRESIAS_RESTART_S
-    match system:
-        case "FIFO":
-            return fifo()
-        case "FIFO, passing":
-            return fifo(skip=True)
-        case "Tiresias":
-            return tiresias(thresholds_gpu_s=settings.TIRESIAS_THRESHOLDS_GPU_S, restart_s=restart_s)
-        case "Tiresias, 3 queues":
-            return tiresias(thresholds_gpu_s=settings.TIRESIAS_OTHER_GPU_S, restart_s=restart_s)
-        case "Tiresias, preempting free":
-            return tiresias(thresholds_gpu_s=settings.TIRESIAS_THRESHOLDS_GPU_S, restart_s=(0.0, 0.0))
-
-    def expected_s(call: Call) -> float:
-        return predictions_s[call.id]
-
-    return shortest_first(expected_s=expected_s, skip=system in (SJF_SKIP, OURS_SKIP))
+    if system in (FIFO, FIFO_SKIP):
+        return fifo(skip=system == FIFO_SKIP)
+    if system in _TIRESIAS:
+        thresholds_gpu_s, restart_s = _TIRESIAS[system]
+        return tiresias(thresholds_gpu_s=thresholds_gpu_s, restart_s=restart_s)
+    return shortest_first(expected_s=lambda call: predictions_s[call.id], skip=system in (SJF_SKIP, OURS_SKIP))
 
 
 _JOB, _GPU = "job", "GPU"
@@ -100,7 +93,7 @@ _BYTES = Size(1)
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):
-    """Of a window's jobs, in seconds. `wait_s`: completion time less the job's own duration, in the mean."""
+    """In seconds. `wait_s`: mean completion time less the job's own duration."""
 
     mean_s: float
     wait_s: float

@@ -1,9 +1,8 @@
 """Jobs of Microsoft's Philly clusters, in weeks of one virtual cluster.
 
-The file is in `../shared/data/philly` next to the repository (`missing`). It came with the artifact of Sia: 77,456
-rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as a job's arrival. QSSF's artifact
-gives sizes of 8 to 64 nodes of 8 GPUs for the same names; this file's jobs keep 4 to 29 % of those busy, which leaves
-next to nothing to decide. So a window gets as many GPUs as its own jobs imply at a load (`gpus_at`).
+The file is in `../shared/data/philly` (`missing`), from the artifact of Sia: 77,456 rows of `timestamp, duration,
+num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep 4 to 29 % of the clusters' nodes busy
+(QSSF's artifact), so a window gets GPUs by its own jobs and a load (`gpus_at`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The jobs that came to a virtual cluster in a week, in the order in which they came."""
+    """The jobs that came to a virtual cluster in a week, in order."""
 
     cluster: str
     week: int
@@ -48,8 +47,7 @@ class Window(msgspec.Struct, frozen=True):
         return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
 
     def gpus_at(self, load: float) -> int:
-        """Return the GPUs of whole pilots that its jobs keep busy for this share of the week, or that its largest job
-        wants."""
+        """Return the GPUs of whole pilots that its jobs keep busy for this share, or that its largest wants."""
         wanted = max(self.gpus_at_work / load, max(job.gpus for job in self.jobs))
         return settings.NODE_GPUS * math.ceil(wanted / settings.NODE_GPUS)
 
