@@ -150,6 +150,9 @@ class Soak:
         if slow and "error" not in record:
             record["error"] = f"{', '.join(slow)}: not ended {self.stall_s:g} s after all was put back"
             watch.evidence(self.folder / "failure")
+            record["error"] += "".join(
+                f"\n{file.read_text()}" for file in sorted((self.folder / "failure").glob("c-*"))[:1]
+            )
         record["programs"] = scene.found()
         facts = scene.status().items()
         record["status"] = {key: fact for key, fact in facts if not isinstance(fact, list) or key == "notices"}
