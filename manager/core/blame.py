@@ -229,12 +229,17 @@ EVERY = ""  # In place of a recipe's key: every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Mark a pilot as unfit for a context, or for all. `waits_s`: other libraries free the room by then."""
+    """Mark a pilot as unfit for a context, or for all. `waits_s`: other libraries free the room by then.
+
+    Libraries that fail while it is unfit, because they were started before, have the same cause and count once.
+    """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name
     key = EVERY if everything else context.recipe.key
     times = pilot.unfit_times.get(key, 0)
+    if times and not waits_s and state.now < pilot.unfit[key][0]:
+        return
     pilot.unfit_times[key] = 0 if waits_s else times + 1
     again_s = waits_s or UNFIT_RETRY_S[min(times, len(UNFIT_RETRY_S) - 1)]
     known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message

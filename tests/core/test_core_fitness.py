@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import blame, pilot_reports
@@ -127,6 +127,19 @@ def test_each_unfit_pilot_is_retried_before_calls_fail(cluster: Make) -> None:
     assert c.ended.keys() == {"1"}
     c.wait(2)
     assert c.lives_on("a") == ["p1"]
+
+
+def test_libraries_that_fail_for_one_full_disk_count_once(cluster: Make) -> None:
+    c = cluster().join("p1", of=devices(4)).define(recipe("a", memory="5 GB")).calls(8, context="a")
+    libraries = list(c.context("a").libraries.values())
+    assert len(libraries) == 4
+    for library in libraries:
+        c.report("p1", say.LibraryUpdate(library.id, LibraryPhase.FETCHING))
+    for library in libraries:
+        c.die(library, failure=full("p1"), loading=True)
+    c.wait(blame.UNFIT_RETRY_S[0] + 1)
+    assert c.ended == {}
+    assert "p1" in c.lives_on("a"), "the disk may have been full for a moment"
 
 
 def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make) -> None:

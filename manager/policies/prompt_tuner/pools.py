@@ -58,7 +58,7 @@ def in_rounds(call: Call) -> bool:
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OrderedReplicas:
     promise: Promise
     places: list[Place]
