@@ -161,7 +161,7 @@ class StepShape:
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
-        self.rows = [min(1 << (len(array.requests) - 1).bit_length(), array.capacity) for array in arrays]
+        self.rows = [min(1 << max(0, len(array.requests) - 1).bit_length(), array.capacity) for array in arrays]
         self.draws = draws
         self.key = (tuple(zip((array.tokens for array in arrays), self.rows, strict=True)), draws)
         self.requests: list[int | None] = []

@@ -194,7 +194,8 @@ def _store(
 
 def _listen(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address, family=family, backlog=1024)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both)
 
 
 def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
