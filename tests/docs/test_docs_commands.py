@@ -27,6 +27,7 @@ RUN_ELSEWHERE = {
     "docs/serve.md": "tests/docs/test_docs_serve.py",
     "docs/embeddings.md": "tests/docs/test_docs_embeddings.py",
     "docs/long-runs.md": "tests/docs/test_docs_long_runs.py",
+    "docs/tutorial.md": "tests/docs/test_docs_tutorial.py",
 }
 """Pages whose blocks another file runs, which must name the page; they may use names that the reader makes."""
 
