@@ -1,6 +1,6 @@
 """Check that the public API is documented in Google style.
 
-Public are the names that `stoker` and its public modules export, and the public methods of exported classes.
+Public are the names that `stoker` and its public modules export, and the public methods that exported classes define.
 
 - Each has a docstring. One that starts with "As `name`" refers to another function and needs no sections.
 - `Args:` names every parameter, of all overloads, and no other. The docstring of a class or of its `__init__`
@@ -129,7 +129,7 @@ def failures(overloads: list[Function], *, errors: frozenset[str], of_class: str
     if missing := [name for name in taken if name not in named]:
         yield f"Args: lacks {', '.join(missing)}"
     if extra := sorted(named - set(taken)):
-        yield f"Args: names {', '.join(extra)}, which is no parameter"
+        yield f"Args: names {', '.join(extra)}, which is not a parameter"
     if not (
         function.returns is None
         or ast.unparse(function.returns) in ("None", "NoReturn")

@@ -101,7 +101,7 @@ def encoder(
         min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: The path is no model folder, the model does not read `length`, or an option of runtimes comes
+        RecipeError: The path is not a model folder, the model does not read `length`, or an option of runtimes comes
             without a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
@@ -200,7 +200,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
         count: Returns the tokens of a call's first argument. None: each call names its length in `features`.
 
     Raises:
-        RecipeError: A runtime is no recipe, a length is not positive, or the family is empty.
+        RecipeError: A runtime is not a recipe, a length is not positive, or the family is empty.
     """
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):

@@ -201,7 +201,7 @@ class EncoderModel:
             batch: Texts per batch.
 
         Raises:
-            RecipeError: The model does not read so many tokens.
+            RecipeError: `length` is more than the model reads.
         """
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
@@ -244,6 +244,10 @@ class EncoderModel:
 
         Returns:
             The seconds of each length.
+
+        Raises:
+            RecipeError: The lengths do not rise, or are more than the model reads.
+            ContextError: A runtime cannot be compiled.
         """
         return profile_lengths(self, lengths, **how)
 

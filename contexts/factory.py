@@ -214,7 +214,7 @@ def as_recipe(value: Any) -> Recipe:
         value: The value that a program gave.
 
     Raises:
-        RecipeError: It is no recipe; the message names the mistake.
+        RecipeError: It is not a recipe; the message names the mistake.
     """
     if isinstance(value, Recipe):
         return value

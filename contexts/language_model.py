@@ -269,7 +269,7 @@ class CausalLM:
         """Give the block the model alone, without gradients.
 
         Yields:
-            The Transformers model with its tools.
+            The runner of the Transformers model.
 
         Raises:
             StokerError: vLLM serves the model.
@@ -427,7 +427,7 @@ class CausalLM:
             prefix: Put before every prompt.
 
         Raises:
-            ValueError: A prompt or label is empty, or the model does not read so many tokens.
+            ValueError: A prompt or label is empty, or a text is longer than the model reads.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):

@@ -275,7 +275,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
     Args:
         path: Its folder or file.
-        writes: It is a language model, no encoder.
+        writes: It is a language model, not an encoder.
     """
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)

@@ -215,7 +215,7 @@ class Session:
 
         Raises:
             SessionError: The manager does not answer.
-            ConfigError: `subject` is no text.
+            ConfigError: `subject` is not a string.
         """
         if not isinstance(subject, str):
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")

@@ -238,7 +238,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         The values by key.
 
     Raises:
-        ConfigError: The text is no TOML; with the line.
+        ConfigError: The text is not TOML; with the line.
     """
     try:
         return tomllib.loads(text)

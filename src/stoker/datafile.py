@@ -112,7 +112,7 @@ def text_field(row: Row, field: str, *, file: Path) -> str:
         file: The file, for the error.
 
     Raises:
-        ConfigError: The field is missing, blank or no text; with file, line and field.
+        ConfigError: The field is missing, blank or not text; with file, line and field.
     """
     if field not in row.fields:
         has = ", ".join(map(str, row.fields)) or "nothing"

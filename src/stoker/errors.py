@@ -34,7 +34,7 @@ class StokerError(Exception):
 
     Args:
         message: What failed, where, and what to do.
-        **facts: Values for programs; each is an attribute of the error.
+        **facts: Values for programs, kept in `facts`; each is also an attribute of the error.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:

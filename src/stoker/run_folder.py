@@ -306,7 +306,7 @@ def open_run(
         fresh: Make a new one even if there is an unfinished run.
 
     Raises:
-        ConfigError: `folder` holds another run (the message has the differences), a finished one or no run, or another
+        ConfigError: `folder` holds another run (the message has the differences), a finished one or other files, or another
             process works in it.
     """
     # Parameters are compared with those in a file, so both sides go through JSON.
@@ -347,7 +347,7 @@ def read_options(folder: Path, *, app: str) -> dict[str, Any]:
         app: Name of the application.
 
     Raises:
-        ConfigError: It is no run of `app`.
+        ConfigError: It is not a run of `app`.
     """
     options: dict[str, Any] = _read_run(folder, app=app)["options"]
     return options

@@ -36,7 +36,7 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
         The Struct.
 
     Raises:
-        ConfigError: The text is no TOML, or a setting is wrong.
+        ConfigError: The text is not TOML, or a setting is wrong.
     """
     return read_toml(text, shape, file=file, shapes={}, read=read_unit, data=parse_toml(text, file=file))
 
