@@ -306,8 +306,8 @@ def open_run(
         fresh: Make a new one even if there is an unfinished run.
 
     Raises:
-        ConfigError: `folder` holds another run (the message has the differences), a finished one or other files, or another
-            process works in it.
+        ConfigError: `folder` holds another run (the message has the differences), a finished one or other files, or
+            another process works in it.
     """
     # Parameters are compared with those in a file, so both sides go through JSON.
     parameters = json.loads(json.dumps(parameters))
