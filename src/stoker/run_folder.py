@@ -271,6 +271,9 @@ class RunFolder:
 
         Returns:
             Path of the file.
+
+        Raises:
+            StokerError: As in `write`.
         """
         return _write_json(self.path / name, value)
 
