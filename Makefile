@@ -69,8 +69,9 @@ soak: $(STAMP) ## ten thousand faults over a real Slurm, an hour, root; make soa
 soak-serve: $(STAMP) ## clients of `stoker serve` over a real Slurm that takes its jobs away, half an hour; ARGS="--minutes 5"
 	PYTHONPATH=tests $(BIN)/python -m batch.soak_serve $(ARGS)
 
-check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
-	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports "python .ci/check_imports.py"; do \
+check: $(STAMP) ## format, lint, types, import contracts and public docstrings (the tests are `make test`)
+	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports \
+	  "python .ci/check_imports.py" "python .ci/check_docstrings.py"; do \
 	  echo "$$step"; $(BIN)/$$step || sound=false; done; $$sound
 
 bench: $(STAMP) ## measure the engine against its peers; python -m benchmarks --list says what there is

@@ -24,8 +24,11 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop; no `Exception`, which retry loops swallow. `state` is its pickled
-    checkpoint."""
+    """Ends a call that was told to stop; no `Exception`, which retry loops swallow.
+
+    Args:
+        state: The call's pickled checkpoint.
+    """
 
     def __init__(self, state: bytes = b"") -> None:
         super().__init__("the call was told to stop")
@@ -159,8 +162,14 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig.
-    5)."""
+    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
+
+    Args:
+        name: A key of the dict.
+
+    Raises:
+        StokerError: No context is loaded here, or it has no such variable.
+    """
     if _library is None:
         raise StokerError(
             f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
@@ -190,6 +199,9 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
         total: Steps in all; 0 if unknown.
         metric: A quality of the result so far.
         state: A checkpoint of at most 16 MB that can be pickled, or a function that returns one.
+
+    Raises:
+        SerializationError: The checkpoint is too large or cannot be pickled.
     """
     scope = _current()
     if scope is None or scope.hook is None:
@@ -207,14 +219,24 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint of this call's eviction, or `default`."""
+    """Return the checkpoint of this call's eviction.
+
+    Args:
+        default: Returned if the call was not evicted with a checkpoint.
+    """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang. Raises GangBroken if rank
-    0 does not open the meeting place within `limit_s` seconds."""
+    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang.
+
+    Args:
+        limit_s: Seconds to wait for rank 0's meeting place.
+
+    Raises:
+        GangBroken: Rank 0 did not open the meeting place in time.
+    """
     scope = _current()
     if scope is None or scope.seat is None:
         return ALONE
@@ -255,7 +277,11 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object by its cache name; any other path unchanged."""
+    """Return the local path of an object by its cache name; any other path unchanged.
+
+    Args:
+        path: A cache name or a path.
+    """
     given = os.fspath(path)
     return Path((_library.objects.get(given) if _library is not None else None) or given)
 

@@ -58,8 +58,18 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in the process that calls it, for loaders of your own; arguments as in `causal_lm`. Raises
-    Transformers' errors, and ValueError for an engine that does not support the model."""
+    """Load a language model in the process that calls it, for loaders of your own.
+
+    Args:
+        path: A local folder or file, or a name on the model hub.
+        dtype, snapshot, threads, engine, graphs: As in `causal_lm`.
+
+    Returns:
+        The loaded model.
+
+    Raises:
+        ValueError: The engine does not support the model. Errors of Transformers pass through.
+    """
     from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
@@ -116,8 +126,11 @@ def causal_lm(
             where it is installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`.
         graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
         slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
+        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
+        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
-    The other options are `@context`'s. Raises RecipeError for any other path.
+    Raises:
+        RecipeError: Any other path, or an option has no meaning here.
     """
     check_graphs(graphs, engine=engine)
     return model_recipe(
@@ -142,9 +155,14 @@ def model_recipe(
 ) -> Recipe:
     """Return the recipe of a language model with a loader of your own.
 
-    The loader is under `@context` and takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
-    `preload`: further modules that a pilot imports ahead. `options` are `@context`'s. Raises RecipeError for a path
-    without a model.
+    Args:
+        loader: Takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
+        path, dtype, snapshot, threads, engine: As in `causal_lm`.
+        preload: Further modules that a pilot imports ahead.
+        **options: Options of `@context`.
+
+    Raises:
+        RecipeError: The path holds no model.
     """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
@@ -178,7 +196,15 @@ def check_graphs(graphs: bool, *, engine: str) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """Return the full name of a dtype. Raises RecipeError, for the recipe of `what`."""
+    """Return the full name of a dtype.
+
+    Args:
+        dtype: A full or short name, `fp16` or `float16`.
+        what: The kind of recipe, for the error.
+
+    Raises:
+        RecipeError: The dtype is unknown.
+    """
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         short = ", ".join(_SHORT_DTYPES)
@@ -187,15 +213,21 @@ def dtype_named(dtype: str, *, what: str) -> str:
 
 
 def engine_options(engine: str) -> frozenset[str]:
-    """Return the options of `CausalLM.complete` that an engine may honour beyond the common ones. For `auto` vLLM
-    counts if this environment has it."""
+    """Return the options of `CausalLM.complete` that an engine may honour beyond the common ones.
+
+    Args:
+        engine: Its name. For `auto` vLLM counts if this environment has it.
+    """
     may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
     return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 
 
 def default_model() -> str:
-    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF. Raises RecipeError
-    with the command that installs it."""
+    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF.
+
+    Raises:
+        RecipeError: The package is missing; the message has the command that installs it.
+    """
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))

@@ -97,9 +97,12 @@ def encoder(
         compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails
             the load.
         slots: Calls that run at once in one library; their texts are computed in batches together.
+        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
+        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
-    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that the
-    model does not read, and for options of a runtime without a `length`.
+    Raises:
+        RecipeError: The path is not a model folder, the model does not read `length`, or an option of runtimes comes
+            without a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -150,8 +153,11 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, the shortest first. `count` returns the tokens of a call's first argument; None: each
-    call names its length (`features={"input_length": ...}`)."""
+    """The runtimes of one model, the shortest first. Made by `family` and `encoder_family`.
+
+    `count` returns the tokens of a call's first argument; None: each call names its length
+    (`features={"input_length": ...}`).
+    """
 
     recipes: tuple[Recipe, ...]
     count: Callable[[Any], int] | None = None
@@ -163,10 +169,18 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
+        """Longest input of each runtime, in tokens, rising."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for this input length, shortest first. Raises InputTooLongError."""
+        """Return the contexts for an input length, shortest first.
+
+        Args:
+            tokens: Length of the input.
+
+        Raises:
+            InputTooLongError: The input is longer than the longest runtime.
+        """
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
@@ -179,7 +193,15 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
-    """Make a family of contexts by their longest inputs in tokens."""
+    """Return a family of contexts by their longest inputs.
+
+    Args:
+        runtimes: Recipes by longest input in tokens.
+        count: Returns the tokens of a call's first argument. None: each call names its length in `features`.
+
+    Raises:
+        RecipeError: A runtime is not a recipe, a length is not positive, or the family is empty.
+    """
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
             raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")
@@ -195,16 +217,19 @@ def encoder_family(
     truncate: bool = False,
     **options: Any,
 ) -> Family:
-    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`; `options` are `encoder`'s.
+    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`.
 
     A call's first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts.
-    Raises RecipeError for lengths that the model does not read, and without a kept profile.
 
     Args:
         path: As in `encoder`.
         lengths: In tokens, rising. None: the ones that pay by the profile that `stoker run encoder_lengths` has kept.
         texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally likely.
         truncate: The function truncates texts, so longer ones go to the longest runtime.
+        **options: Options of `encoder`.
+
+    Raises:
+        RecipeError: The model does not read these lengths, or no profile is kept.
     """
     if "length" in options:
         raise RecipeError("encoder_family has several lengths: lengths=[...]", option="length")

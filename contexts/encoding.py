@@ -136,7 +136,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer. Calls of several slots are computed together."""
+    """An encoder and its tokenizer. Made by `encoder`'s loader. Calls of several slots are computed together."""
 
     def __init__(
         self,
@@ -185,12 +185,24 @@ class EncoderModel:
 
     def slots(self, device_memory_bytes: int) -> int:
         """Return how many calls a library runs at once: for a runtime the texts of a batch, because a scheduler by
-        lengths counts waiting calls (Arlo §3.4)."""
+        lengths counts waiting calls (Arlo §3.4).
+
+        Args:
+            device_memory_bytes: Has no effect.
+        """
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """Return a runtime with this model's weights. Raises RecipeError if it is too long."""
+        """Return a runtime with this model's weights.
+
+        Args:
+            length: Tokens to which each text is padded.
+            batch: Texts per batch.
+
+        Raises:
+            RecipeError: `length` is more than the model reads.
+        """
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -198,6 +210,7 @@ class EncoderModel:
 
     @property
     def is_compiled(self) -> bool:
+        """True if the network of this runtime is compiled."""
         return self._compiler is not None
 
     @property
@@ -206,8 +219,11 @@ class EncoderModel:
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Compile a runtime's network (for `classify` if it has a head), and compute in the compiler's thread. If
-        compiling raises, the runtime is unchanged."""
+        """Compile a runtime's network (for `classify` if it has a head), and compute in the compiler's thread.
+
+        Args:
+            compiler: Compiles; if it raises, the runtime is unchanged.
+        """
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
@@ -220,9 +236,23 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
+        """Measure the model at several input lengths.
+
+        Args:
+            lengths: In tokens, rising. Empty: a usual choice.
+            **how: Options of `stoker.contexts.encoding.profile_lengths`.
+
+        Returns:
+            The seconds of each length.
+
+        Raises:
+            RecipeError: The lengths do not rise, or are more than the model reads.
+            ContextError: A runtime cannot be compiled.
+        """
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
+        """Return the seconds of one batch with a text of the longest length."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -231,7 +261,11 @@ class EncoderModel:
         return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
-        """Return the length of a text in tokens, special tokens included."""
+        """Return the length of a text in tokens, special tokens included.
+
+        Args:
+            text: The text.
+        """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
     def embed(
@@ -243,10 +277,17 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """Return the embedding of each text, of length 1 with `normalize`.
+        """Return the embedding of each text: `[texts][width]`.
 
-        `pooling`: `mean`, `cls` or `last`; empty: the model's own. Raises ValueError for a text of more tokens than the
-        model reads (InputTooLongError for a runtime), unless `truncate` cuts it.
+        Args:
+            texts: The texts.
+            pooling: `mean`, `cls` or `last`; empty: the model's own.
+            normalize: Scale each embedding to length 1.
+            batch_size: Most texts per batch; a runtime allows no more than its own.
+            truncate: Cut a text that is too long.
+
+        Raises:
+            ValueError: A text has more tokens than the model reads (InputTooLongError for a runtime).
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
@@ -262,7 +303,14 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the embeddings `[texts, width]` and the number of tokens; as `embed`."""
+        """Return the embeddings `[texts, width]` and the number of tokens.
+
+        Args:
+            texts, pooling, normalize, batch_size, truncate: As in `embed`.
+
+        Raises:
+            ValueError: As in `embed`.
+        """
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
@@ -279,10 +327,17 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each of the model's labels for each text, or pair of texts.
+        """Return the probability of each of the model's labels for each text.
 
         Probabilities sum to 1, unless the model's config makes labels independent. A regression model returns its
-        numbers. Errors as in `embed`; ValueError without a classification head.
+        numbers.
+
+        Args:
+            texts: Texts or pairs of texts.
+            batch_size, truncate: As in `embed`.
+
+        Raises:
+            ValueError: As in `embed`, or the model has no classification head.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")

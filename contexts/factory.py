@@ -57,7 +57,7 @@ def changed_since_made(key: str) -> str:
 
 
 class RecipeFactory:
-    """A loader under `@context`: call it to get a Recipe."""
+    """A loader under `@context`: call it to get a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -74,15 +74,31 @@ class RecipeFactory:
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
-        """Return the same loader with other needs; takes the options of `@context`."""
+        """Return the same loader with other needs.
+
+        Args:
+            **options: Options of `@context`; the others stay.
+        """
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes have this name; the key does not change."""
+        """Return a factory whose recipes have another name; the key does not change.
+
+        Args:
+            name: The name that `stoker status` shows.
+        """
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this process, to try it out."""
+        """Run the loader in this process, to try it out.
+
+        Args:
+            *args: Arguments of the loader.
+            **kwargs: Keyword arguments of the loader.
+
+        Returns:
+            The loaded context.
+        """
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -128,6 +144,7 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     """Make a loader into a factory of recipes; used bare (`@context`) or with the context's needs.
 
     Args:
+        loader: The function that loads the context, when used bare.
         memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
         device_memory: Limit of memory on each of its devices.
         disk: A pilot with less free scratch space does not load it.
@@ -146,7 +163,11 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         max_libraries: Most libraries that are loaded at once.
         keep_alive: Unload a library that has been idle for this time.
 
-    Raises RecipeError (or UnitError) for an option that can't be read.
+    Returns:
+        The factory; with options, a decorator that makes one.
+
+    Raises:
+        RecipeError: An option cannot be read (UnitError for a size or a time).
     """
     if loader is None:
         ContextOptions(**checked_options(options))
@@ -165,9 +186,18 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of a plain loader and its arguments; `needs` are the options of `@context`.
+    """Return the recipe of a plain loader and its arguments.
 
     The paper's `parsl_spec = {'context': [load_model, [path], {}]}` becomes this.
+
+    Args:
+        loader: The function that loads the context.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        **needs: Options of `@context`.
+
+    Raises:
+        RecipeError: An argument or an option cannot be part of a recipe.
     """
     if isinstance(loader, RecipeFactory):
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
@@ -178,7 +208,14 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe given as `context=`; else RecipeError names the mistake."""
+    """Return the recipe given as `context=`.
+
+    Args:
+        value: The value that a program gave.
+
+    Raises:
+        RecipeError: It is not a recipe; the message names the mistake.
+    """
     if isinstance(value, Recipe):
         return value
     if isinstance(value, RecipeFactory):

@@ -56,7 +56,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class CausalLM:
-    """A language model and its tokenizer. Calls of several slots join one batch."""
+    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots join one batch."""
 
     def __init__(
         self,
@@ -126,14 +126,25 @@ class CausalLM:
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
-        """Return how many calls fit this device memory (0 = not limited)."""
+        """Return how many calls fit a device memory.
+
+        Args:
+            device_memory_bytes: 0 is no limit.
+        """
         with self._thread.hold() as engine:
             if device_memory_bytes:
                 self._limit(engine, device_memory_bytes, accepted=True)
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold at most this much device memory, weights included. Raises ValueError."""
+        """Limit the device memory of the model and its cache.
+
+        Args:
+            device_memory_bytes: The limit, weights included.
+
+        Raises:
+            ValueError: The weights do not fit.
+        """
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
 
@@ -156,15 +167,37 @@ class CausalLM:
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
-        """Return the step times since the last call; with `urgent` only a profiler's."""
+        """Return the step times since the last call.
+
+        Args:
+            urgent: Only a profiler's.
+        """
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def times_are_taken(self, *, timeout_s: float) -> bool:
-        """Wait until a profiler's times were taken (`take_step_times`); False on timeout."""
+        """Wait until a profiler's times were taken (`take_step_times`).
+
+        Args:
+            timeout_s: Seconds to wait.
+
+        Returns:
+            False on timeout.
+        """
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times. Raises RuntimeError while requests run."""
+        """Measure the engine's step times.
+
+        Args:
+            quick: Take fewer samples.
+            told: Gets the share that is done, and 1.0.
+
+        Returns:
+            The times, with the device.
+
+        Raises:
+            RuntimeError: Requests run.
+        """
         with self._thread.hold() as engine:
             load = engine.load()
             if load.running or load.waiting:
@@ -203,24 +236,44 @@ class CausalLM:
     # ---- prompts
 
     def chat(self, message: str, *, system: str = "") -> str:
-        """Return the prompt that asks this message in the model's chat format."""
+        """Return the prompt of one question in the model's chat format.
+
+        Args:
+            message: The user's text.
+            system: The system's text before it.
+        """
         turns = [{"role": "user", "content": message}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         return self.chat_prompt(turns)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation in the model's chat format: messages with a `role` and a `content`, the
-        oldest first. Without a format the contents are joined by blank lines."""
+        """Return the prompt of a conversation in the model's chat format. Without a format the contents are joined by
+        blank lines.
+
+        Args:
+            messages: Each with a `role` and a `content`, the oldest first.
+        """
         return self._prompts.chat_prompt(messages)
 
     def count_tokens(self, text: str) -> int:
-        """Return the length of a prompt in tokens."""
+        """Return the length of a prompt in tokens.
+
+        Args:
+            text: The prompt.
+        """
         return len(self._prompts.encode([text])[0])
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Give the caller the model alone, without gradients. Raises StokerError with vLLM."""
+        """Give the block the model alone, without gradients.
+
+        Yields:
+            The runner of the Transformers model.
+
+        Raises:
+            StokerError: vLLM serves the model.
+        """
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner
@@ -284,8 +337,16 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Yield what `generate` returns for a prompt, in pieces as they are written. Raises ValueError when it is
-        called. An iterator that is closed ends the request."""
+        """Yield what `generate` returns for a prompt, in pieces as they are written. An iterator that is closed ends
+        the request.
+
+        Args:
+            prompt: The text to continue.
+            max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
+
+        Raises:
+            ValueError: As in `generate`, when it is called.
+        """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
@@ -304,13 +365,19 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Return the continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a
-        place.
+        """Return the continuation of a prompt with its facts: tokens, and why it ended.
 
-        `json_schema`: a JSON schema of the text (vLLM). `engine_options`: options by vLLM's names: `ignore_eos` and
-        `stop_token_ids` with every engine; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`,
-        `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises ValueError as `generate` does, and for an
-        option that the engine does not honour.
+        Args:
+            prompt: The text to continue.
+            max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
+            logprobs: Number of likeliest tokens to return for each place.
+            json_schema: A JSON schema of the text (vLLM).
+            engine_options: Options by vLLM's names: `ignore_eos` and `stop_token_ids` with every engine; `top_k`,
+                `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens`
+                with vLLM.
+
+        Raises:
+            ValueError: As in `generate`, or the engine does not honour an option.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
@@ -331,8 +398,15 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
-        """Yield the tokens of `complete` as they are written. Raises ValueError when it is called or before the first
-        token. An iterator that is closed ends the request."""
+        """Yield the tokens of `complete` as they are written. An iterator that is closed ends the request.
+
+        Args:
+            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options: As in
+                `complete`.
+
+        Raises:
+            ValueError: As in `complete`, when it is called or before the first token.
+        """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
@@ -346,8 +420,14 @@ class CausalLM:
     ) -> list[list[float]]:
         """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
 
-        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt.
-        Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        Args:
+            prompts: The texts before the labels.
+            labels: Continuations of a prompt, so most begin with a space.
+            batch_size: Prompts per batch.
+            prefix: Put before every prompt.
+
+        Raises:
+            ValueError: A prompt or label is empty, or a text is longer than the model reads.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):

@@ -149,8 +149,15 @@ def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
 
 
 def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime. `counts`: tokens of each expected text; without them all lengths are
-    equally likely. Raises RecipeError if only longer texts than measured are expected."""
+    """Return the lengths that are worth a runtime.
+
+    Args:
+        profile: Measured times of the model.
+        counts: Tokens of each expected text; without them all lengths are equally likely.
+
+    Raises:
+        RecipeError: Only longer texts than measured are expected.
+    """
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
     for count in counts:
@@ -171,7 +178,15 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of the model at `path`. Returns the file."""
+    """Keep the profile of a model for later programs.
+
+    Args:
+        path: The model's folder or hub name.
+        profile: Its measured times.
+
+    Returns:
+        The file.
+    """
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,7 +199,12 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """Return the last profile of the model with these options, or None."""
+    """Return the last kept profile of a model, or None.
+
+    Args:
+        path: The model's folder or hub name.
+        dtype, compiled: As in `encoder`; they select the profile.
+    """
     model = _digest(path)
     found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)

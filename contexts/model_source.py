@@ -69,7 +69,11 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the class of a folder that is surely an encoder, or an empty string."""
+    """Return the class of a folder that is surely an encoder, or an empty string.
+
+    Args:
+        source: The folder.
+    """
     names = architectures(source)
     bare = {f"{name}Model" for name in _ENCODERS}
     return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
@@ -152,7 +156,12 @@ class TokenCounter:
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
-    """Return a `TokenCounter` for a folder or a hub name."""
+    """Return a `TokenCounter` for a model.
+
+    Args:
+        path: A folder or a name on the model hub.
+        most: Highest count it returns; 0 is no limit.
+    """
     return TokenCounter(str(path), most=most)
 
 
@@ -262,8 +271,12 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the most tokens that the encoder (with `writes` the language model) at a path reads, by its files; 0 if
-    unknown."""
+    """Return the most tokens that a model reads, by its files; 0 if unknown.
+
+    Args:
+        path: Its folder or file.
+        writes: It is a language model, not an encoder.
+    """
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)
     if there.suffix == ".gguf" or not there.exists():

@@ -41,8 +41,16 @@ class NoAnswerError(SessionError):
 
 
 class Observer:
-    """A connection to a live manager, as a context manager. Raises SessionEndedError if nothing listens, SessionError
-    if the manager refuses or does not answer in time."""
+    """A connection to a live manager, as a context manager.
+
+    Args:
+        folder: The session's folder.
+        timeout_s: Seconds to wait for each answer.
+
+    Raises:
+        SessionEndedError: Nothing listens.
+        SessionError: The manager refuses or does not answer in time.
+    """
 
     def __init__(self, folder: SessionFolder, *, timeout_s: float = TIMEOUT_S) -> None:
         self.folder = folder
@@ -78,19 +86,45 @@ class Observer:
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """Return the whole session at this moment. Raises SessionError."""
+        """Return the whole session at this moment.
+
+        Raises:
+            SessionError: The manager does not answer.
+        """
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
-        """Return why a call, pilot, library or context is in its state. Raises SessionError."""
+        """Return why a call, pilot, library or context is in its state.
+
+        Args:
+            subject: Its id or name.
+
+        Raises:
+            SessionError: The manager does not answer.
+        """
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Return up to `limit` calls of each state, or of `only`. Raises SessionError."""
+        """Return the calls of each state.
+
+        Args:
+            limit: Most calls per state.
+            only: Return this state alone.
+
+        Raises:
+            SessionError: The manager does not answer.
+        """
         return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
-        """End the session. Raises SessionError."""
+        """End the session.
+
+        Args:
+            reason: Text for the session's programs and pilots.
+
+        Raises:
+            SessionError: The manager does not answer.
+        """
         self._ask(to_manager.EndSession(reason), to_client.SessionOver)
 
     def _ask(self, question: Any, kind: type[A]) -> A:

@@ -39,25 +39,41 @@ def is_terminal() -> bool:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines."""
+    """Print lines.
+
+    Args:
+        texts: The lines, without line ends.
+    """
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """Print one line."""
+    """Print one line.
+
+    Args:
+        text: Without a line end.
+    """
     lines([text])
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
+    """Print a remark on stderr.
+
+    Args:
+        text: Without a line end.
+    """
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """Print an error on stderr."""
+    """Print an error on stderr.
+
+    Args:
+        text: Without a line end.
+    """
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -75,7 +91,11 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print a value as one JSON document."""
+    """Print a value as one JSON document.
+
+    Args:
+        value: Anything that `json.dumps` takes.
+    """
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -93,13 +113,17 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that are redrawn in place on a terminal and printed again on a pipe."""
+    """Lines that are redrawn in place on a terminal and printed again on a pipe. Made by `redrawn`."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the lines."""
+        """Replace the lines.
+
+        Args:
+            texts: All lines of the block.
+        """
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -108,7 +132,7 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Give the block a place for lines that change."""
+    """Yield a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -158,7 +182,12 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A click type for whole numbers within bounds."""
+    """A click type for whole numbers within bounds.
+
+    Args:
+        least: Smallest allowed number.
+        most: Largest allowed number.
+    """
 
     name = "number"
 
@@ -167,6 +196,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -182,6 +212,7 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

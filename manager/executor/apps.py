@@ -81,6 +81,7 @@ def app(
     `outputs`, `stdout`; `walltime` if the function has a parameter of that name.
 
     Args:
+        function: The function, when used bare.
         context: A recipe: the function gets the loaded context as its first argument, and callers leave it out. Or a
             family (`stoker.family`): each call gets the runtime for its input's length, or a longer one.
         batch_size: Items that `stoker.map` puts into one call by default.
@@ -100,6 +101,9 @@ def app(
         cache: Parsl's memoization; the context is part of the key.
         ignore_for_cache: Parameters that are no part of the key.
         executors: Labels of Parsl executors. The default is every StokerExecutor that is loaded.
+
+    Returns:
+        The app; with options, a decorator that makes one.
 
     Raises:
         ConfigError: An option has no meaning here.
@@ -155,7 +159,7 @@ def app(
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
-    """The app that `@stoker.app(...)` makes of a function. `options`: the arguments of `@stoker.app`."""
+    """A function under `@stoker.app`. Made by `app`. `options`: the arguments of `@stoker.app`."""
 
     func: Any
 
@@ -221,9 +225,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
 
     def with_options(self, **options: Any) -> StokerApp:
-        """Return the same function under other options. Options that are not named stay.
+        """Return the same function under other options.
 
         Use it if the program learns its context at run time: `verify.with_options(context=llm(path))(claim)`.
+
+        Args:
+            **options: Options of `@stoker.app`; the others stay.
 
         Raises:
             ConfigError: `@app` has no such option, or the app is a method.

@@ -37,8 +37,19 @@ def amap(
 ) -> AsyncResults:
     """Call `function` on every item; `async for` over the results as they arrive.
 
-    Takes the options of `stoker.map`. `items` may also be an async iterable. Leaving the loop, or cancelling the
-    task that waits in it, cancels the calls that are left.
+    Leaving the loop, or cancelling the task that waits in it, cancels the calls that are left.
+
+    Args:
+        function: As in `stoker.map`.
+        items: As in `stoker.map`, or an async iterable.
+        batch_size, ordered, progress, window, return_exceptions, keep, reuse: As in `stoker.map`.
+
+    Returns:
+        An async iterator of results.
+
+    Raises:
+        SessionError: No site is loaded.
+        ConfigError: An option has no meaning here.
     """
     given: Iterable[Any]
     if isinstance(items, AsyncIterable):

@@ -95,6 +95,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             always logged.
         block_error_handler: As Parsl's; True is described above, False ignores failed blocks.
         remote_monitoring_radio: As Parsl's.
+
+    Raises:
+        ConfigError: A wrong site, or options that exclude each other.
     """
 
     def __init__(
@@ -162,7 +165,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def link(self) -> Link:
-        """The connection to the manager. Raises SessionError before the executor is started."""
+        """The connection to the manager.
+
+        Raises:
+            SessionError: The executor is not started.
+        """
         if self._link is None:
             raise SessionError(f"executor {self.label!r} is not started; parsl.load(Config(executors=[...])) starts it")
         return self._link
@@ -170,7 +177,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     # ---- start and end
 
     def start(self) -> None:
-        """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
+        """Join the session, or start its manager and the initial blocks, and connect to it.
+
+        Raises:
+            SessionError: The session cannot start or be joined.
+        """
         super().start()
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
@@ -282,8 +293,22 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
     ) -> CallFuture:
-        """Submit a call; return its future. Raises SpecificationError, SerializationError, and the reason of a bad
-        state."""
+        """Submit a call.
+
+        Args:
+            func: The function.
+            resource_specification: Options of the call; keys as in `stoker.manager.executor.options.KEYS`.
+            *args: Arguments of the function.
+            **kwargs: Keyword arguments of the function.
+
+        Returns:
+            The call's future.
+
+        Raises:
+            SpecificationError: The specification has a wrong key or value.
+            SerializationError: The function or an argument cannot be pickled.
+            Exception: The reason of a bad state.
+        """
         if self.bad_state_is_set:
             raise self.executor_exception
         link = self.link
@@ -341,11 +366,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """Always False: a library serves many calls, so the resources of its process belong to none of them."""
+        """Return False: a library serves many calls, so the resources of its process belong to none of them."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail all open calls with this exception, and accept no more."""
+        """Fail all open calls, and accept no more.
+
+        Args:
+            exception: The reason, which the calls raise.
+        """
         logger.error("executor %s cannot continue: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
@@ -355,7 +384,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.fail_all(bad)
 
     def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
-        """Return the session's status; None without an answer."""
+        """Return the session's status; None without an answer.
+
+        Args:
+            timeout_s: Seconds to wait for the answer.
+        """
         if self._link is None or self._stopped:
             return None
         try:
@@ -371,7 +404,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks. When Parsl first asks for the initial blocks they are started already."""
+        """Start blocks. When Parsl first asks for the initial blocks they are started already.
+
+        Args:
+            n: Number of blocks.
+
+        Returns:
+            Ids of the started blocks.
+        """
         early, self._early = self._early, None
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
             return early
@@ -380,7 +420,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
-        """Drain blocks, idle ones first (with `max_idletime` only those); `drain_s` later their jobs are cancelled."""
+        """Drain blocks, idle ones first; `drain_s` later their jobs are cancelled.
+
+        Args:
+            blocks_wanted: Number of blocks to drain.
+            max_idletime: Any number: drain only idle blocks.
+
+        Returns:
+            Ids of the chosen blocks.
+        """
         chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
         self._upkeep.drain(chosen, self.link, within_s=self.drain_s)
         return chosen
@@ -402,6 +450,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def tell_blocks(self) -> None:
+        """Send the states of the blocks to the manager."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class CallFuture(Future[Any]):
-    """A concurrent.futures.Future whose cancellation reaches the manager, also while the call runs.
+    """A concurrent.futures.Future whose cancellation reaches the manager, also while the call runs. Made by
+    `StokerExecutor.submit`.
 
     Attributes:
         progress: The call's last report, with its last checkpoint.
@@ -49,10 +50,15 @@ class CallFuture(Future[Any]):
 
     @property
     def parsl_executor_task_id(self) -> str:
+        """The call's id, as Parsl's monitoring shows it."""
         return "" if self.call is None else show_call(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call a function when the call has ended, on a thread for callbacks. It may wait for other calls."""
+        """Call a function when the call has ended, on a thread for callbacks.
+
+        Args:
+            fn: Gets the future; may wait for other calls.
+        """
         record = _record_of(fn)
         if record is None:
             add_callback(self, fn, register=super().add_done_callback)
@@ -68,7 +74,11 @@ class CallFuture(Future[Any]):
             self.cancel()
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs. False if it has ended."""
+        """Cancel the call, also while it runs.
+
+        Returns:
+            False if the call has ended.
+        """
         if self.cancelled():
             return True
         if not super().cancel():
@@ -83,7 +93,14 @@ class CallFuture(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Set the result; on another thread if that may take long."""
+        """Set the result; on another thread if that may take long.
+
+        Args:
+            end: The manager's message.
+
+        Returns:
+            False: no `flush` is needed.
+        """
         settling = self._link.settling
         if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
             settling.add(functools.partial(self._open_later, end))
@@ -122,12 +139,23 @@ class CallFuture(Future[Any]):
             end_future(self, value)
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
+        """Set an exception.
+
+        Args:
+            call: The call's id.
+            error: The exception.
+        """
         end_future(self, error=error)
 
     def flush(self) -> None:
         """Do nothing: a future is settled at once."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
+        """Keep the call's last progress or forecast.
+
+        Args:
+            said: The manager's message.
+        """
         if isinstance(said, CallForecast):
             self.forecast = said
         else:  # a checkpoint stays until there is a newer one
@@ -156,7 +184,7 @@ CANCELLED: Mapping[str, Any] = MappingProxyType({})
 
 
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
-    """The future of a Stoker app: Parsl's future, which can also be cancelled.
+    """The future of a Stoker app: Parsl's future, which can also be cancelled. Made by `AppCallFuture.of`.
 
     A cancelled future ends at once, with CancelledError; apps that wait for it fail as after any other error. The call
     stops wherever it is: before its arguments are there, in its queue, or while it runs. It is not retried.
@@ -167,7 +195,15 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     @staticmethod
     def of(future: AppFuture, *, inbox: PieceInbox | None = None) -> AppCallFuture:
-        """Make Parsl's future, which its kernel has created, one of this class. `inbox` gets its calls' pieces."""
+        """Make Parsl's future one of this class.
+
+        Args:
+            future: The future that Parsl's kernel has created.
+            inbox: Gets the pieces that the call yields.
+
+        Returns:
+            The same object.
+        """
         future.__class__ = AppCallFuture
         if inbox is not None:
             future._inbox = inbox
@@ -189,11 +225,19 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges messages itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call a function when the call has ended, on a thread for callbacks. It may wait for other calls."""
+        """Call a function when the call has ended, on a thread for callbacks.
+
+        Args:
+            fn: Gets the future; may wait for other calls.
+        """
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs. False if it has ended."""
+        """Cancel the call, also while it runs.
+
+        Returns:
+            False if the call has ended.
+        """
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -219,9 +263,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
+        """As `concurrent.futures.Future.set_result`; no effect on a cancelled future."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
+        """As `concurrent.futures.Future.set_exception`; no effect on a cancelled future."""
         if not self._was_cancelled:
             super().set_exception(exception)

@@ -380,6 +380,9 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
     Example:
         `for result in stoker.kept("run.jsonl"): ...`
 
+    Args:
+        path: The file.
+
     Raises:
         ConfigError: The file keeps no results.
     """

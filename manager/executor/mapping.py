@@ -74,6 +74,9 @@ def map(
             (docs/long-runs.md); `stoker.kept` reads the file.
         reuse: Accept the file's results although the function or its context has changed.
 
+    Returns:
+        An iterator of results.
+
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option has no meaning here.

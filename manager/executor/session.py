@@ -87,6 +87,9 @@ def load(
             answer are always logged.
         **options: Options of `parsl.config.Config`.
 
+    Returns:
+        The session, also a context manager that stops it.
+
     Raises:
         SessionError: A session is loaded already, or cannot start.
         ConfigError: A wrong site or option.
@@ -175,7 +178,7 @@ def _refuse_second() -> None:
 
 
 class Session:
-    """A loaded site. `id` names it for `stoker status`; `folder` holds its files."""
+    """A loaded site. Made by `load`. `id` names it for `stoker status`; `folder` holds its files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor
@@ -191,16 +194,28 @@ class Session:
                 Path(run, "session").write_text(os.path.abspath(self.folder))
 
     def status(self, timeout_s: float = 5.0) -> Status:
-        """Return pilots, contexts, queues and rates. Raises SessionError if the manager does not answer."""
+        """Return pilots, contexts, queues and rates.
+
+        Args:
+            timeout_s: Seconds to wait for the manager.
+
+        Raises:
+            SessionError: The manager does not answer.
+        """
         if self._over:
             raise SessionError(f"session {self.id} was stopped; stoker.load() loads a new one", session=self.id)
         return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Return why a call (`c-12`), pilot, library or context is where it is, or why a call ended as it did.
+        """Return why a call, pilot, library or context is where it is, or why a call ended as it did.
+
+        Args:
+            subject: Its id or name (`c-12`).
+            timeout_s: Seconds to wait for the manager.
 
         Raises:
             SessionError: The manager does not answer.
+            ConfigError: `subject` is not a string.
         """
         if not isinstance(subject, str):
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")

@@ -33,6 +33,9 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         rerun_may_differ: Accept a second run that yields other pieces than those taken from the first.
         **kwargs: Keyword arguments of the function.
 
+    Returns:
+        An iterator of pieces.
+
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option has no meaning here.

@@ -32,7 +32,12 @@ class _Kept(msgspec.Struct, frozen=True):
 class Clock:
     """Seconds since the epoch that advance with the kernel's monotonic clock: times in the journal must mean the same
     after a restart, and if an administrator sets the wall clock an hour forward, no pilot may count as silent for an
-    hour. `file` keeps the offset for the next manager on this machine."""
+    hour.
+
+    Args:
+        not_before: Earliest time that it may show, in seconds since the epoch.
+        file: Keeps the offset for the next manager on this machine.
+    """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
         ahead_s = _read(file) if file is not None else None
@@ -45,6 +50,7 @@ class Clock:
                 file.chmod(0o600)
 
     def now(self) -> float:
+        """Return the time in seconds since the epoch."""
         return self._ahead_s + time.monotonic()
 
 

@@ -57,10 +57,12 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
+        """Number of calls, the last one maybe with fewer inputs."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
+        """Name of the function, without its module or file."""
         return self.function.rpartition(":")[2]
 
     @property

@@ -176,10 +176,13 @@ __all__ = [
 
 
 def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
-    """Return a site: this machine for None, the checked file at a path or of a shipped name (`"workstation"`), or a
-    Site unchanged.
+    """Return a site.
 
-    Raises ConfigError with facts `file`, `line` and `key`, where known.
+    Args:
+        site: None: this machine. A path or a shipped name (`"workstation"`): the checked file. A Site: unchanged.
+
+    Raises:
+        ConfigError: The site is wrong; with the facts `file`, `line` and `key`, where known.
     """
     if site is None:
         return Site.default()
@@ -201,9 +204,13 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 
 
 def decided_by(site: Site, policy: str) -> Site:
-    """Return the site with this shipped policy if its file leaves the choice open; else unchanged.
+    """Return the site with a shipped policy if its file leaves the choice open; else unchanged.
 
     A file leaves it open if it names no policy, joins no other sites, and uses Stoker's own engine.
+
+    Args:
+        site: A checked site.
+        policy: Name of the policy.
     """
     plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
     if policy not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
@@ -227,7 +234,18 @@ _SHIPPED = Path(__file__).parent / "site_configs"
 
 
 def parse_site(text: str, *, file: str) -> Site:
-    """Parse the text of a site file. `file`: its name in errors. Raises ConfigError."""
+    """Parse the text of a site file.
+
+    Args:
+        text: TOML.
+        file: Its name in errors.
+
+    Returns:
+        The checked site.
+
+    Raises:
+        ConfigError: The site is wrong; with the facts `file`, `line` and `key`, where known.
+    """
     data = parse_toml(text, file=file)
     _read_numbers(data)
     site = read_toml(text, Site, file=file, shapes=_SHAPES, read=read_unit, data=data)
@@ -273,7 +291,18 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """Convert a Size or a Duration of a file: a `dec_hook` for msgspec. Raises UnitError."""
+    """Convert a Size or a Duration of a file: a `dec_hook` for msgspec.
+
+    Args:
+        kind: `Size` or `Duration`.
+        value: The value in the file.
+
+    Returns:
+        Bytes or seconds.
+
+    Raises:
+        UnitError: The value cannot be read.
+    """
     what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")

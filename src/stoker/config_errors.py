@@ -228,7 +228,18 @@ class ConfigFault(typing.NamedTuple):
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """`file`: its name in errors. Raises ConfigError with the line that is not TOML."""
+    """Parse TOML.
+
+    Args:
+        text: The text.
+        file: Name of the file, for errors.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        ConfigError: The text is not TOML; with the line.
+    """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -57,7 +57,12 @@ _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
 
 
 class Screen:
-    """Where an application writes. `terminal`: True or False instead of detecting one."""
+    """The terminal, pipe or notebook that an application writes to.
+
+    Args:
+        json_only: Write lines for people to stderr, and keep stdout for one JSON document.
+        terminal: True or False instead of detecting one.
+    """
 
     def __init__(self, *, json_only: bool = False, terminal: bool | None = None) -> None:
         self._console = Console(
@@ -66,12 +71,21 @@ class Screen:
         self.is_terminal = self._console.is_terminal
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Print one line."""
+        """Print one line.
+
+        Args:
+            text: Without a line end.
+            style: A style of Rich, for terminals (`bold red`).
+        """
         with survive_closed_pipe():
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
-        """Print the one document of `--json` on stdout."""
+        """Print the one document of `--json` on stdout.
+
+        Args:
+            value: Anything that `json.dumps` takes.
+        """
         if sys.stdout is None:  # closed before the command began
             return
         with survive_closed_pipe():
@@ -82,8 +96,18 @@ class Screen:
     def progress(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> Iterator[Progress]:
-        """Show progress while the block runs. `facts` is called in another thread. `also`: a second count, shown as a
-        rate (tokens)."""
+        """Show progress while the block runs.
+
+        Args:
+            total: Things to do in all.
+            done: Things already done.
+            noun: Plural name of the things.
+            facts: Returns the facts of the run's contexts; called in another thread.
+            also: Name of a second count, shown as a rate (`tokens`).
+
+        Yields:
+            The progress, to `advance`.
+        """
         progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also, console=self._console)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
@@ -99,7 +123,7 @@ class Screen:
 
 
 class Progress:
-    """The progress of a run. One thread may call `advance` while another draws."""
+    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -122,7 +146,12 @@ class Progress:
         self._said_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
-        """Count `count` more things as done, and `also` more of the second count."""
+        """Count things as done.
+
+        Args:
+            count: Things done since the last call.
+            also: The same for the second count.
+        """
         now = time.monotonic()
         self.done += count
         self.bar.set_done(self.done)
@@ -139,7 +168,7 @@ class Progress:
         return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
-        """`412/600   7.6 claims/s   hot 2/2   left 0:25`."""
+        """Return the counts and rates: `412/600   7.6 claims/s   hot 2/2   left 0:25`."""
         parts = [f"{self.done}/{self.total}"]
         now, rate = time.monotonic(), self.rate
         if rate and not self._ended:
@@ -156,7 +185,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """The cause of the run's wait; empty if it does not wait."""
+        """Return the cause of the run's wait; empty if it does not wait."""
         facts = self._facts
         if facts is None or self._ended:
             return ""
@@ -184,7 +213,11 @@ class Progress:
 
     def due_line(self, now: float) -> str:
         """Return the plain line about the wait if it is due, else an empty text. It is due when its words change (times
-        do not count), and every minute while no context is hot."""
+        do not count), and every minute while no context is hot.
+
+        Args:
+            now: Seconds of the monotonic clock.
+        """
         facts, text = self._facts, self.waiting()
         words = _TIMES.sub("", text)
         if facts is None or not text:
@@ -199,7 +232,12 @@ class Progress:
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
-        """Ask for the facts until `stop`. With `line`, also write plain lines."""
+        """Ask for the facts repeatedly.
+
+        Args:
+            stop: Ends the loop.
+            line: Also gets the plain lines.
+        """
         last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()

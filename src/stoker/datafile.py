@@ -59,10 +59,13 @@ _TABLES = (".parquet", *_ARROW)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of `path`, without blank lines.
+    """Yield the rows of a data file or saved data set, without blank lines.
 
-    Raises ConfigError with file and line if the file is missing, damaged or of an unknown kind, or a row is
-    unreadable.
+    Args:
+        path: The file or folder; its ending names the kind.
+
+    Raises:
+        ConfigError: The file is missing, damaged or of an unknown kind, or a row is unreadable; with file and line.
     """
     if path.is_dir():
         return _read_saved_data_set(path)
@@ -76,9 +79,13 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a text file without blank ones; the file may be packed (`.gz`, `.xz`).
+    """Yield the lines of a text file without blank ones.
 
-    Raises ConfigError if the file is missing or damaged.
+    Args:
+        path: The file, maybe packed (`.gz`, `.xz`).
+
+    Raises:
+        ConfigError: The file is missing or damaged.
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
@@ -87,13 +94,26 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def digest_file(path: Path) -> str:
-    """Return the first 16 hex digits of the SHA-256 of the file."""
+    """Return the first 16 hex digits of the SHA-256 of a file.
+
+    Args:
+        path: The file.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def text_field(row: Row, field: str, *, file: Path) -> str:
-    """Return a field that must be non-blank text. Raises ConfigError with file, line and field."""
+    """Return a field that must be non-blank text.
+
+    Args:
+        row: A row of the file.
+        field: Name of the field.
+        file: The file, for the error.
+
+    Raises:
+        ConfigError: The field is missing, blank or not text; with file, line and field.
+    """
     if field not in row.fields:
         has = ", ".join(map(str, row.fields)) or "nothing"
         raise ConfigError(
@@ -366,10 +386,14 @@ _ARROW_TYPES: dict[type, str] = {str: "string", int: "int64", float: "double"}
 def write_rows(
     rows: Iterable[Mapping[str, Any]], path: Path, *, kind: str, columns: Mapping[str, type] | None = None
 ) -> None:
-    """Write rows as `parquet` or `jsonl`, whatever the name of `path`.
+    """Write rows into a file.
 
-    `columns`: name and type (str, int or float) of each Parquet column. With it at most 4,096 rows are in memory.
-    Without it all are: the columns are the first row's, with types that fit all values.
+    Args:
+        rows: Fields by name.
+        path: The file; its ending does not matter.
+        kind: `parquet` or `jsonl`.
+        columns: Name and type (str, int or float) of each Parquet column. With it at most 4,096 rows are in memory.
+            Without it all are: the columns are the first row's, with types that fit all values.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -82,7 +82,12 @@ def wrong_byte(place: int, byte: int) -> str:
 
 
 def why_not_json(data: bytes, error: BaseException) -> str:
-    """Return why bytes are not JSON, where a decoder raised `error`: `is not UTF-8 text …`, else the error's words."""
+    """Return why bytes are not JSON: `is not UTF-8 text …`, else the decoder's words.
+
+    Args:
+        data: The bytes.
+        error: The decoder's exception.
+    """
     what = other_format(data[:HEAD_BYTES])
     if not what and (where := not_utf8(data)):
         what = where.removeprefix("line 1: ") if b"\n" not in data.strip() else where
@@ -92,7 +97,12 @@ def why_not_json(data: bytes, error: BaseException) -> str:
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file, without a byte order mark.
 
-    Raises ConfigError with the file's real format, or with the line and byte that are not UTF-8; and OSError.
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The file has another format, or bytes that are not UTF-8; with the line.
+        OSError: The file cannot be read.
     """
     data = path.read_bytes()
     if what := other_format(data[:HEAD_BYTES]):

@@ -30,7 +30,12 @@ from typing import Any
 
 
 class StokerError(Exception):
-    """Root of every error that Stoker raises. `facts` holds what a program may want to read."""
+    """Root of every error that Stoker raises.
+
+    Args:
+        message: What failed, where, and what to do.
+        **facts: Values for programs, kept in `facts`; each is also an attribute of the error.
+    """
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)

@@ -40,9 +40,14 @@ Record = dict[str, Any]
 
 
 class RecordLog:
-    """The log at `path`, created if missing. `key` names the fields that identify a record.
+    """A log of JSON records, each written once.
 
-    Raises ConfigError with the line if anything but the last line is damaged.
+    Args:
+        path: The file, created if missing.
+        key: Names of the fields that identify a record.
+
+    Raises:
+        ConfigError: Anything but the last line is damaged; with the line.
     """
 
     def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
@@ -79,13 +84,27 @@ class RecordLog:
                 at += len(line)
 
     def key_of(self, record: Record) -> tuple[Any, ...]:
-        """Return the key of a record. Raises KeyError if a field of the key is missing."""
+        """Return the key of a record.
+
+        Args:
+            record: Fields by name.
+
+        Raises:
+            KeyError: A field of the key is missing.
+        """
         return tuple(record[field] for field in self._fields)
 
     def append(self, records: Iterable[Record]) -> int:
-        """Write the records with new keys in one write. Return their number.
+        """Write the records with new keys in one write.
 
-        Raises StokerError if the disk refuses; then none of them is in the log.
+        Args:
+            records: Records; those with known keys are left out.
+
+        Returns:
+            Number of written records.
+
+        Raises:
+            StokerError: The disk refuses; then none of them is in the log.
         """
         fresh: dict[tuple[Any, ...], bytes] = {}
         for record in records:
@@ -117,7 +136,11 @@ class RecordLog:
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
-        """Return the record of this key, or None."""
+        """Return the record of a key, or None.
+
+        Args:
+            key: Values of the key's fields.
+        """
         place = self._places.get(key)
         return None if place is None else self._record_at(place)
 
@@ -145,8 +168,15 @@ class RecordLog:
 
 
 def write_whole(folder: Path, data: bytes, *, name: str) -> None:
-    """Write bytes into the folder under a name, atomically and synced. Raises ConfigError if the folder is not
-    writable.
+    """Write bytes into a file, atomically and synced.
+
+    Args:
+        folder: Created if missing.
+        data: The content.
+        name: Name of the file.
+
+    Raises:
+        ConfigError: The folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,13 +203,20 @@ class RunFolder:
         self._lock = lock
 
     def log(self, *, key: tuple[str, ...]) -> RecordLog:
-        """Return the log of the results so far."""
+        """Return the log of the results so far.
+
+        Args:
+            key: Names of the fields that identify a result.
+        """
         return RecordLog(self.path / PART, key=key)
 
     @contextlib.contextmanager
     def attempt_log(self, *, key: tuple[str, ...]) -> Iterator[RecordLog]:
         """Yield a log of this attempt alone, for results that the next attempt makes again. It is removed after the
         block.
+
+        Args:
+            key: Names of the fields that identify a result.
         """
         path = self.path / ATTEMPT
         path.unlink(missing_ok=True)  # of an attempt that was killed
@@ -190,9 +227,18 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Make the final file (one of FINALS) atomically with `write`, then drop the log.
+        """Make the final file atomically, then drop the log.
 
-        A run that is not `complete` keeps the log: it can be resumed, and then makes the final file again.
+        Args:
+            name: One of FINALS.
+            write: Writes the file at a path.
+            complete: False keeps the log: the run can be resumed, and then makes the final file again.
+
+        Returns:
+            Path of the final file.
+
+        Raises:
+            StokerError: As in `write`.
         """
         final = self.write(name, write)
         for other in set(FINALS) - {name}:  # of an attempt that was not complete
@@ -202,14 +248,33 @@ class RunFolder:
         return final
 
     def write(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Make a file atomically with `write`.
+        """Make a file atomically.
 
-        Raises StokerError if the disk refuses; an earlier file is kept.
+        Args:
+            name: Its name in the folder.
+            write: Writes the file at a path.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            StokerError: The disk refuses; an earlier file is kept.
         """
         return _write_whole(self.path / name, write)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Write `value` as JSON atomically."""
+        """Write a value as JSON atomically.
+
+        Args:
+            name: Name of the file in the folder.
+            value: Anything that `json.dumps` takes.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            StokerError: As in `write`.
+        """
         return _write_json(self.path / name, value)
 
     def close(self) -> None:
@@ -231,9 +296,21 @@ def open_run(
 ) -> RunFolder:
     """Return the run folder to work in, locked.
 
-    With `folder`: that one, created if missing. Otherwise the newest unfinished run of `app` under `root` with the
-    same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError if `folder` holds
-    another run (with the differences), a finished one or no run, and if another process works in it.
+    Without `folder` it is the newest unfinished run of `app` with the same parameters, else a new one,
+    `<prefix>-<date>-<time>`.
+
+    Args:
+        root: Folder of the runs.
+        app: Name of the application.
+        prefix: Start of a new folder's name.
+        parameters: Values that decide the results; JSON.
+        options: Values for `read_options`; JSON.
+        folder: Work in this one, created if missing.
+        fresh: Make a new one even if there is an unfinished run.
+
+    Raises:
+        ConfigError: `folder` holds another run (the message has the differences), a finished one or other files, or
+            another process works in it.
     """
     # Parameters are compared with those in a file, so both sides go through JSON.
     parameters = json.loads(json.dumps(parameters))
@@ -266,13 +343,25 @@ def open_run(
 
 
 def read_options(folder: Path, *, app: str) -> dict[str, Any]:
-    """Return the options of the run in `folder`. Raises ConfigError if it is no run of `app`."""
+    """Return the options of a run.
+
+    Args:
+        folder: The run's folder.
+        app: Name of the application.
+
+    Raises:
+        ConfigError: It is not a run of `app`.
+    """
     options: dict[str, Any] = _read_run(folder, app=app)["options"]
     return options
 
 
 def is_finished(folder: Path) -> bool:
-    """True if the run's final file exists and is complete."""
+    """True if the run's final file exists and is complete.
+
+    Args:
+        folder: The run's folder.
+    """
     return _final_file(folder) is not None
 
 

@@ -87,7 +87,14 @@ class ContextFacts(msgspec.Struct, frozen=True):
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Subtract what was done `before`: a joined session may have done much."""
+        """Subtract earlier facts: a joined session may have done much.
+
+        Args:
+            before: The earlier facts.
+
+        Returns:
+            Facts whose counts began at `before`.
+        """
         return msgspec.structs.replace(
             self,
             loads=self.loads - before.loads,
@@ -97,7 +104,12 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
-    """Return the facts of the contexts with these recipe keys."""
+    """Return the facts of some contexts.
+
+    Args:
+        status: The session's status.
+        keys: Recipe keys of the contexts.
+    """
     mine = [context for context in status.contexts if context.key in keys]
     names = {context.key: context.name for context in mine}
     here = [pilot for pilot in status.pilots if pilot.state != "gone"]
@@ -126,32 +138,63 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
 
 
 def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
-    """Return a function that returns the facts of these contexts, counted from now on. It raises SessionError if the
-    manager does not answer."""
+    """Return a function that returns the facts of some contexts, counted from now on.
+
+    Args:
+        session: A loaded session.
+        keys: Recipe keys of the contexts.
+
+    Raises:
+        SessionError: The manager does not answer; the returned function raises it, too.
+    """
     before = context_facts(session.status(), keys=keys)
     return lambda: context_facts(session.status(), keys=keys).since(before)
 
 
 def observe(session: Session) -> Observer:
-    """Open a connection to the session's manager, for `status()` and `calls(...)`; a context manager. Raises
-    SessionError if the session is over or cannot be reached."""
+    """Open a connection to the session's manager.
+
+    Args:
+        session: A loaded session.
+
+    Returns:
+        A context manager with `status()` and `calls(...)`.
+
+    Raises:
+        SessionError: The session is over or cannot be reached.
+    """
     return Observer(SessionFolder(session.folder))
 
 
 def policy_of(session: Session) -> str:
-    """Return the names of the session's policies; empty for the default ones."""
+    """Return the names of the session's policies; empty for the default ones.
+
+    Args:
+        session: A loaded session.
+    """
     return policy_in_words(SessionFolder(session.folder))
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
     """Return the options of calls and contexts that the session's policies use (docs/options.md); None if only its
-    manager knows. Raises SessionError."""
+    manager knows.
+
+    Args:
+        session: A loaded session.
+
+    Raises:
+        SessionError: The session's files cannot be read.
+    """
     return honoured_in(SessionFolder(session.folder))
 
 
 def journal_trouble(status: Status) -> str:
     """Return why the session currently takes no calls and returns no results (its journal cannot be written); else
-    empty."""
+    empty.
+
+    Args:
+        status: The session's status.
+    """
     return status.trouble.get(JOURNAL, "")
 
 
@@ -161,14 +204,24 @@ def joined_session() -> str:
 
 
 def sent_call(future: AppCallFuture) -> CallFuture | None:
-    """Return the call of an app's future, with its `progress` and `forecast`. None until Parsl has submitted it."""
+    """Return the call of an app's future, with its `progress` and `forecast`. None until Parsl has submitted it.
+
+    Args:
+        future: The app's future.
+    """
     found: CallFuture | None = future.task_record["exec_fu"]
     return found
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """Unpickle the state of a call's last `stoker.progress(..., state=...)`; None without one. Use it only for
-    your own calls."""
+    """Unpickle the state of a call's last `stoker.progress(..., state=...)`. Use it only for your own calls.
+
+    Args:
+        progress: The call's last report.
+
+    Returns:
+        The state; None without one.
+    """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 
 

@@ -48,6 +48,7 @@ class ProviderKind(enum.Enum):
 
     @property
     def title(self) -> str:
+        """The system's name for people."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
@@ -276,6 +277,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
+        """The lowest and the highest port of `ports`."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
@@ -303,7 +305,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 check_policy_name(value, setting=setting)
 
     def let_go_after_s(self, *, kept: bool) -> float:
-        """In a session that outlives programs (`kept`) a block waits hot for the next one."""
+        """Return the seconds for which an idle block is kept.
+
+        Args:
+            kept: The session outlives programs, so a block waits hot for the next one.
+        """
         return float(self.idle_s) or (1800.0 if kept else 120.0)
 
 

@@ -25,27 +25,57 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def read_struct(text: str, shape: type[S], *, file: str) -> S:
-    """Parse TOML as a msgspec Struct. Sizes and times (`stoker.config.Size`, `Duration`) need units. `file`: its name
-    in errors. Raises ConfigError."""
+    """Parse TOML as a msgspec Struct.
+
+    Args:
+        text: TOML; sizes and times (`stoker.config.Size`, `Duration`) have units.
+        shape: The Struct's class.
+        file: Name of the file, for errors.
+
+    Returns:
+        The Struct.
+
+    Raises:
+        ConfigError: The text is not TOML, or a setting is wrong.
+    """
     return read_toml(text, shape, file=file, shapes={}, read=read_unit, data=parse_toml(text, file=file))
 
 
 def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:
-    """Return the error about the setting at this path of a text, with its line."""
+    """Return the error about a setting, with its line.
+
+    Args:
+        problem: What is wrong.
+        *path: The tables and the setting.
+        text: The whole file.
+        file: Its name.
+    """
     line = line_of(path, text)
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
     return ConfigError(f"{file}: line {line}: {table}{problem}", file=file, line=line, key=path[-1])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean plain?`, or the list of known names if none is near."""
+    """Return `; did you mean plain?`, or the list of known names if none is near.
+
+    Args:
+        name: The unknown name.
+        known: The known ones.
+    """
     names = list(known)
     hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
     return f"; {hint}" if hint else ""
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path, where: str) -> None:
-    """Raise ConfigError for the first unknown key of `table`, with the nearest known one."""
+    """Raise ConfigError for the first unknown key of a table, with the nearest known one.
+
+    Args:
+        table: Values by key.
+        known: The known keys.
+        file: The file, for the error.
+        where: Name of the table, for the error.
+    """
     names = list(known)
     for key in table:
         if key not in names:

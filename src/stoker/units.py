@@ -25,9 +25,13 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """Return the size in bytes of `"4 GB"` or `"512MiB"`. Only zero may lack its unit.
+    """Return the size in bytes of `"4 GB"` or `"512MiB"`.
 
-    Raises UnitError for anything else, such as a bare number or a negative size.
+    Args:
+        text: A size; only zero may lack its unit.
+
+    Raises:
+        UnitError: Anything else, such as a bare number or a negative size.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
@@ -46,9 +50,13 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_rate(text: str | int | float) -> float:
-    """Return the bytes per second of `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"`. Only zero may lack its unit.
+    """Return the bytes per second of `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"`.
 
-    Raises UnitError for anything else, such as a bare number or a negative rate.
+    Args:
+        text: A rate; only zero may lack its unit.
+
+    Raises:
+        UnitError: Anything else, such as a bare number or a negative rate.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not 0 <= text < math.inf:
@@ -67,8 +75,14 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def parse_seconds(text: str | int | float) -> float:
-    """Return the seconds of `"90 s"`, `"1h30m"`, `"2 min"` or a plain number; a text needs units. Raises UnitError for
-    anything else, also if negative."""
+    """Return the seconds of `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
+
+    Args:
+        text: A time; a text needs units.
+
+    Raises:
+        UnitError: Anything else, also if negative.
+    """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
             raise UnitError(f"{text} is not a duration: it is negative")
@@ -92,7 +106,13 @@ def parse_seconds(text: str | int | float) -> float:
 
 
 def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError:
-    """Return the error for a duration, a size or a rate (`what`) whose `number` has no unit."""
+    """Return the error for a value without a unit.
+
+    Args:
+        text: The value as written.
+        number: Its number that lacks the unit.
+        what: `duration`, `size` or `rate`.
+    """
     one, other = _UNITS_OF[what]
     write = f'"{number}{one}" or "{number}{other}"'
     if what == "size" and float(number) >= _SURELY_BYTES:
@@ -106,7 +126,11 @@ def _plain(number: float) -> str:
 
 
 def show_bytes(size: float) -> str:
-    """Return `7.1 GB`: at most three digits, decimal prefixes."""
+    """Return `7.1 GB`: at most three digits, decimal prefixes.
+
+    Args:
+        size: Bytes.
+    """
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(size) >= factor * 0.9995:
             value = size / factor
@@ -115,7 +139,11 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Return `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`."""
+    """Return `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`.
+
+    Args:
+        seconds: A duration.
+    """
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.0995:
@@ -132,30 +160,52 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_about(seconds: float) -> str:
-    """Return a rounded forecast: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`."""
+    """Return a rounded forecast: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`.
+
+    Args:
+        seconds: A duration.
+    """
     step_s = 1e-9 if seconds < 60 else 10 if seconds < 600 else 60 if seconds < 7200 else 600
     return show_seconds(step_s * round(seconds / step_s))
 
 
 def forecast_tolerance_s(left_s: float) -> float:
-    """Return the tolerance of a forecast `left_s` ahead: 10 %, at least 1 s."""
+    """Return the tolerance of a forecast in seconds: 10 %, at least 1 s.
+
+    Args:
+        left_s: Seconds until the forecast event.
+    """
     return max(1.0, 0.1 * left_s)
 
 
 def show_margin(margin_s: float, *, left_s: float) -> str:
-    """Return how an end expected in `left_s` compares with its deadline: `in time by 1 min`, `late by 2 h`, or `about
-    in time` within the tolerance."""
+    """Return how an expected end compares with its deadline: `in time by 1 min`, `late by 2 h`, or `about in time`
+    within the tolerance.
+
+    Args:
+        margin_s: Seconds from the end to the deadline; negative if late.
+        left_s: Seconds until the end.
+    """
     if margin_s >= 1.0:
         return f"in time by {show_seconds(margin_s)}"
     return f"late by {show_seconds(-margin_s)}" if -margin_s >= forecast_tolerance_s(left_s) else "about in time"
 
 
 def show_line(text: str) -> str:
+    """Return a text on one line, with single spaces.
+
+    Args:
+        text: The text.
+    """
     return " ".join(text.split())
 
 
 def first_words(text: str) -> str:
-    """Return the first line of a text, and the second one if the first ends with a colon."""
+    """Return the first line of a text, and the second one if the first ends with a colon.
+
+    Args:
+        text: The text.
+    """
     first, _, rest = text.partition("\n")
     second = rest.partition("\n")[0].strip()
     return f"{first} {second}" if second and first.endswith(":") else first

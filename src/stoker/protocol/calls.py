@@ -40,7 +40,11 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_s: float = 0.0
 
     def before_items_s(self, size: int) -> float:
-        """Return the seconds before the first item on a gang of this size."""
+        """Return the seconds before the first item on a gang.
+
+        Args:
+            size: Number of devices.
+        """
         return self.fixed_s + self.shared_s / size
 
 

@@ -311,13 +311,26 @@ class GatewayNote(msgspec.Struct, frozen=True):
     at: float = 0.0
 
     def silent_s(self, now: float) -> float:
-        """Return how long the gateway has been silent; 0 if it still writes."""
+        """Return for how many seconds the gateway has been silent; 0 if it still writes.
+
+        Args:
+            now: Seconds since the epoch.
+        """
         age = now - self.at
         return age if age > SILENT_AFTER_S else 0.0
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Raises OSError."""
+    """Write the note of a gateway, atomically.
+
+    Args:
+        session: The session's folder.
+        name: The gateway's name.
+        note: The note.
+
+    Raises:
+        OSError: The note cannot be written.
+    """
     file = _note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:
@@ -325,7 +338,12 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
-    """Remove the note of a gateway."""
+    """Remove the note of a gateway.
+
+    Args:
+        session: The session's folder.
+        name: The gateway's name.
+    """
     with suppress(OSError):
         _note_file(session, name).unlink()
 

@@ -184,7 +184,18 @@ _SILENCE_S = 300.0
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
-    """Run the job as one rank of its gang. Raises as `tune.tune`."""
+    """Run a job as one rank of its gang.
+
+    Args:
+        model: The hot model.
+        order: The job and its samples.
+
+    Returns:
+        The tuned prompt.
+
+    Raises:
+        Exception: As in `tune.tune`.
+    """
     place, job, clock = ambient.gang(), order.job, PartClock()
     saved = unpack(ambient.saved_state(b"")) or unpack(order.start)
     with contextlib.ExitStack() as stack:
@@ -214,9 +225,18 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
 
 
 def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
-    """Build the bank of this model from these prompts and its present ones. Return its size.
+    """Build the bank of a model.
 
-    Raises StokerError for a bank of another model, and if the folder cannot be written.
+    Args:
+        model: The hot model.
+        place: The bank's folder.
+        candidates: Prompts to add to those in the bank.
+
+    Returns:
+        Number of prompts in the bank.
+
+    Raises:
+        StokerError: The bank is another model's, or the folder cannot be written.
     """
     bank = ensure_bank(
         Path(place.folder), candidates, model=place.model, reading=build.reading_of(), read=build.reader(model),

@@ -75,10 +75,21 @@ class Metric(enum.Enum):
     """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
 
     def better(self, one: float, other: float) -> bool:
+        """True if one value is better than another.
+
+        Args:
+            one: The first value.
+            other: The second value.
+        """
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
-        """True if `value` is at least as good as the target; False without one."""
+        """True if a value is at least as good as its target; False without one.
+
+        Args:
+            value: A measured value.
+            target: None for no target.
+        """
         return target is not None and (value == target or self.better(value, target))
 
 
@@ -164,12 +175,23 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: Training = Training()
 
     def deadline_s(self, *, submitted_s: float) -> float | None:
-        """Return its deadline in seconds since the epoch; None without one. A time without a zone is local."""
+        """Return the job's deadline in seconds since the epoch; None without one. A time without a zone is local.
+
+        Args:
+            submitted_s: Seconds since the epoch.
+        """
         if self.until.deadline is not None:
             return self.until.deadline.timestamp()
         return submitted_s + self.until.slo_s if self.until.slo_s else None
 
     def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
+        """Raise ConfigError if the deadline has passed.
+
+        Args:
+            now_s: Seconds since the epoch.
+            file: Name of the job's file, for the error.
+            line: Line of the deadline, for the error.
+        """
         deadline = self.until.deadline
         if deadline is not None and deadline.timestamp() <= now_s:
             ago = show_seconds(now_s - deadline.timestamp())
@@ -182,10 +204,17 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job:
-    """Read the job in a TOML file. Paths in it are relative to its folder. `now_s`: the time to compare its deadline
-    with.
+    """Read the job in a TOML file.
 
-    Raises ConfigError with facts `file`, `line` and `key`, where known.
+    Args:
+        path: The file; paths in it are relative to its folder.
+        now_s: Time to compare the deadline with, in seconds since the epoch; by default the present.
+
+    Returns:
+        The checked job.
+
+    Raises:
+        ConfigError: The job is wrong; with the facts `file`, `line` and `key`, where known.
     """
     path = Path(path).expanduser()
     try:
@@ -222,6 +251,10 @@ def _with_absolute_paths(job: Job, folder: Path) -> Job:
 def digest_job(job: Job, *more: Any) -> str:
     """Return 16 hex digits of the job's facts that decide the numbers of a run: not its name, deadline, limit of
     iterations, checkpoint interval, or number of devices.
+
+    Args:
+        job: The job.
+        *more: Further facts, as JSON has them.
     """
     until = (job.until.metric, job.until.evaluate_every)
     training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)
@@ -245,7 +278,17 @@ class SplitData(msgspec.Struct, frozen=True):
 
 
 def read_samples(data: Data) -> tuple[Sample, ...]:
-    """Read every sample of the data set. Raises ConfigError with file, line and field for the first invalid row."""
+    """Read every sample of a data set.
+
+    Args:
+        data: The file and its fields.
+
+    Returns:
+        Samples in the order of the file.
+
+    Raises:
+        ConfigError: The file is empty or a row is invalid; with file, line and field.
+    """
     path = Path(data.path)
     found = tuple(
         Sample(text_field(row, data.input, file=path), text_field(row, data.target, file=path), row.place)
@@ -257,10 +300,18 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
 
 
 def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
-    """Split by distinct inputs: `evaluation_samples` of them (at most a third), the share `held_out`, and the rest for
-    training.
+    """Split samples by distinct inputs.
 
-    Raises ConfigError for fewer than three distinct inputs.
+    Args:
+        samples: All samples.
+        data: Has `evaluation_samples` (at most a third is taken) and the share `held_out`; the rest is for training.
+        seed: Chooses the split.
+
+    Returns:
+        The three parts.
+
+    Raises:
+        ConfigError: There are fewer than three distinct inputs.
     """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -284,7 +335,11 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:
-    """Return 16 hex digits of these samples in this order."""
+    """Return 16 hex digits of samples.
+
+    Args:
+        samples: Their order counts.
+    """
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(msgspec.json.encode((sample.input, sample.target)))

@@ -92,7 +92,9 @@ def count_words(text: str) -> int:
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     """Raise ConfigError if the job's metric is the same for every prompt, or no prompt reaches its target.
 
-    `targets`: the evaluation samples' targets.
+    Args:
+        job: The job.
+        targets: Targets of the evaluation samples.
     """
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(

@@ -22,7 +22,12 @@ class BankPlace(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(model: str, *, folder: str | os.PathLike[str] = "") -> BankPlace:
-        """Return the place of a model's bank: in this folder, else in the user's state folder."""
+        """Return the place of a model's bank.
+
+        Args:
+            model: The model's identity.
+            folder: Folder of the bank; by default one in the user's state folder.
+        """
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
         path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
         return BankPlace(str(path), model)
@@ -62,12 +67,26 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
-    """Encode the state without code."""
+    """Encode a state without code.
+
+    Args:
+        saved: The state.
+
+    Returns:
+        Bytes for `unpack`.
+    """
     return msgspec.msgpack.encode(saved)
 
 
 def unpack(data: bytes) -> Saved | None:
-    """Decode a state; None for no or invalid bytes, because a job can start again."""
+    """Decode a state.
+
+    Args:
+        data: Bytes of `pack`.
+
+    Returns:
+        The state; None for no or invalid bytes, because a job can start again.
+    """
     try:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
     except UNREADABLE:
@@ -128,8 +147,17 @@ class Tuned(msgspec.Struct, frozen=True):
 
 
 def write_tuned(tuned: Tuned, folder: Path) -> Path:
-    """Write a result into a folder that `peft.PeftModel.from_pretrained` reads. `tuned.json` is written last, so that
-    the folder is complete if it exists; return its path. Raises ConfigError if the folder cannot be written.
+    """Write a result into a folder that `peft.PeftModel.from_pretrained` reads.
+
+    Args:
+        tuned: The result.
+        folder: Created if missing.
+
+    Returns:
+        Path of `tuned.json`, which is written last, so that the folder is complete if it exists.
+
+    Raises:
+        ConfigError: The folder cannot be written.
     """
     write_whole(folder, tuned.adapter, name=ADAPTER)
     write_whole(folder, tuned.adapter_config, name=ADAPTER_CONFIG)

@@ -135,12 +135,22 @@ class ScoringPace(msgspec.Struct, frozen=True):
 
 
 def is_over(lookup_s: float, *, slo_s: float) -> bool:
-    """True if a lookup exceeds its budget; False for a job without a deadline (`slo_s` 0)."""
+    """True if a lookup exceeds its budget; False for a job without a deadline.
+
+    Args:
+        lookup_s: Seconds of the lookup.
+        slo_s: Seconds from submission to deadline; 0 without one.
+    """
     return 0 < slo_s * BUDGET < lookup_s
 
 
 def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
-    """Return the measured paces in this folder's bank for this number of virtual tokens, by kind of device."""
+    """Return the measured paces of a bank by kind of device.
+
+    Args:
+        folder: The bank's folder.
+        virtual_tokens: Only paces for this number.
+    """
     known = _read_known(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 

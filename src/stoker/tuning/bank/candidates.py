@@ -37,14 +37,22 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
+        """Key of the text: equal texts have equal keys."""
         return key_of(self.text)
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """Read the prompts of a file (`.jsonl`, `.jsonl.xz`, `.csv`, `.parquet`); the first of equal texts.
+    """Read the prompts of a file; of equal texts the first one.
 
-    Fields are `text`, and optionally `source`, `name`, `licence`, `task`. Raises ConfigError with file and line for a
-    row without a text, and for a file without rows.
+    Args:
+        path: A `.jsonl`, `.jsonl.xz`, `.csv` or `.parquet` file with the field `text`, and optionally `source`, `name`,
+            `licence`, `task`.
+
+    Returns:
+        The prompts in the order of the file.
+
+    Raises:
+        ConfigError: A row has no text, or the file no rows; with file and line.
     """
     found: dict[Key, Candidate] = {}
     for row in read_rows(path):
