@@ -27,6 +27,9 @@ _OTHER_HOST = re.compile(
     r"""(<(link|script|img|iframe)\b[^>]*?(href|src)=|url\(|@import\s)["']?(https?:)?//[^\s"')>]*"""
 )
 
+_WRAPPED_CELLS = ".rst-content .wy-table-responsive table td { white-space: normal; }"
+"""The theme keeps each cell on one line."""
+
 _sources: dict[str, Path] = {}
 """The file in the repository behind each page of the site."""
 
@@ -50,7 +53,7 @@ def on_files(files: Any, config: Any) -> Any:
         ahead += sorted(found - seen)
         seen |= found
     style = HtmlFormatter(style="default").get_style_defs(".highlight")
-    files.append(File.generated(config, "pygments.css", content=style))
+    files.append(File.generated(config, "generated.css", content=f"{style}\n{_WRAPPED_CELLS}\n"))
     return files
 
 
