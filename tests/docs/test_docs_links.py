@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_the_index_has_a_line_for_each_page() -> None:
     index = text_of("docs/README.md")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, f"docs/README.md has no line for {page.name}"
+
+
+def test_api_page_names_every_public_name() -> None:
+    directives = set(re.findall(r"^::: (\S+)$", text_of("docs/api.md"), re.MULTILINE))
+    names = {f"stoker.{name}" for name in importlib.import_module("stoker").__all__ if name != "__version__"}
+    assert directives == names | {f"stoker.{module}" for module in ("tuning", "sessions", "console", "planning")}
+
+
+def test_navigation_of_the_site_names_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
 
 
 def test_the_documents_that_everybody_looks_for_are_there() -> None:
