@@ -62,7 +62,11 @@ def load_causal_lm(
 
     Args:
         path: A local folder or file, or a name on the model hub.
-        dtype, snapshot, threads, engine, graphs: As in `causal_lm`.
+        dtype: As in `causal_lm`.
+        snapshot: As in `causal_lm`.
+        threads: As in `causal_lm`.
+        engine: As in `causal_lm`.
+        graphs: As in `causal_lm`.
 
     Returns:
         The loaded model.
@@ -126,8 +130,15 @@ def causal_lm(
             where it is installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`.
         graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
         slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        memory: As in `stoker.context`.
+        device_memory: As in `stoker.context`.
+        kinds: As in `stoker.context`.
+        load_limit: As in `stoker.context`.
+        awareness: As in `stoker.context`.
+        calls_per_library: As in `stoker.context`.
+        min_libraries: As in `stoker.context`.
+        max_libraries: As in `stoker.context`.
+        keep_alive: As in `stoker.context`.
 
     Raises:
         RecipeError: Any other path, or an option has no meaning here.
@@ -157,7 +168,11 @@ def model_recipe(
 
     Args:
         loader: Takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
-        path, dtype, snapshot, threads, engine: As in `causal_lm`.
+        path: As in `causal_lm`.
+        dtype: As in `causal_lm`.
+        snapshot: As in `causal_lm`.
+        threads: As in `causal_lm`.
+        engine: As in `causal_lm`.
         preload: Further modules that a pilot imports ahead.
         **options: Options of `@context`.
 

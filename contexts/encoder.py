@@ -97,8 +97,15 @@ def encoder(
         compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails
             the load.
         slots: Calls that run at once in one library; their texts are computed in batches together.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        memory: As in `stoker.context`.
+        device_memory: As in `stoker.context`.
+        kinds: As in `stoker.context`.
+        load_limit: As in `stoker.context`.
+        awareness: As in `stoker.context`.
+        calls_per_library: As in `stoker.context`.
+        min_libraries: As in `stoker.context`.
+        max_libraries: As in `stoker.context`.
+        keep_alive: As in `stoker.context`.
 
     Raises:
         RecipeError: The path is not a model folder, the model does not read `length`, or an option of runtimes comes

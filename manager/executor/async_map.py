@@ -42,7 +42,13 @@ def amap(
     Args:
         function: As in `stoker.map`.
         items: As in `stoker.map`, or an async iterable.
-        batch_size, ordered, progress, window, return_exceptions, keep, reuse: As in `stoker.map`.
+        batch_size: As in `stoker.map`.
+        ordered: As in `stoker.map`.
+        progress: As in `stoker.map`.
+        window: As in `stoker.map`.
+        return_exceptions: As in `stoker.map`.
+        keep: As in `stoker.map`.
+        reuse: As in `stoker.map`.
 
     Returns:
         An async iterator of results.
