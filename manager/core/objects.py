@@ -103,10 +103,12 @@ def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
-    lacking = [ref for ref in recipe.objects if ref.name not in peer.has and ref.name not in peer.fetches]
-    for ref in lacking:
-        _want(transfers, peer, ref)
-    return tuple(ref.name for ref in lacking)
+    planned = []
+    for ref in recipe.objects:  # the same content may be in it twice
+        if ref.name not in peer.has and ref.name not in peer.fetches:
+            _want(transfers, peer, ref)
+            planned.append(ref.name)
+    return tuple(planned)
 
 
 def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:

@@ -359,6 +359,13 @@ def test_a_load_plans_its_objects_before_its_pilot_asks(peers: Peers) -> None:
     assert (fetch.object, [peer.pilot for peer in fetch.peers]) == (BIG, ["p1"])
 
 
+def test_an_object_that_a_recipe_lists_twice_is_planned_once(peers: Peers) -> None:
+    twice = msgspec.structs.replace(recipe("a"), objects=(BIG, BIG))
+    peers.define(twice).here("p1").call("1", context="a")
+    assert peers.hears("p1", to_pilot.StartLibrary).planned == (BIG.name,)
+    assert peers.told("p1") == ((), True)
+
+
 def test_objects_read_from_their_source_are_not_planned(peers: Peers) -> None:
     made = msgspec.structs.replace(library(peers), awareness=Awareness.NONE)
     peers.here("p1").define(made).forget().call("1", context="llm")
