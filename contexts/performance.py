@@ -1,4 +1,4 @@
-"""Measurements that are kept: costs of contexts, calls and engine steps, and the history of sources of pilots.
+"""Measurements that are kept: costs of contexts, calls and engine steps, and the queue waits, stays and counts of each site's pilots.
 
 One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford). A
 damaged file is moved aside with a warning, and without a file nothing is remembered.
@@ -336,7 +336,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe on which calls of a function were measured, and when last."""
+    """A recipe for which calls of a function were measured, and the time of the latest call."""
 
     recipe: str
     kinds: tuple[str, ...]

@@ -279,7 +279,7 @@ class Permits:
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """As `run_calls` with `keep_errors`, but each call starts with a permit. The jobs run one after the other."""
+    """As `run_calls` with `keep_errors`; each call waits for a permit before it starts. One job runs after another."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

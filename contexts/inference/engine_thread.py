@@ -63,7 +63,7 @@ class Generation:
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # As `device_turns.OpenRequest` says; plain fields, because they are read at each step.
+        # The fields of `device_turns.OpenRequest`; no properties, because each step reads them.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s

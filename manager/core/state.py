@@ -217,7 +217,7 @@ class State:
         self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as clients know them
         self.trials: dict[int, Trial] = {}  # Pilots and libraries that calls lost while they ran there, by call
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
-        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call have lost each other
+        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call lost their connection to each other
         self.broken_runs: dict[
             int, float
         ] = {}  # Send time of a gang's run that ended because its ranks lost each other

@@ -255,7 +255,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:
-        """Raise TypeError: Parsl returns a future for every index, so a loop would never end."""
+        """Raise TypeError: Parsl's futures accept any index, so `for x in future` would never stop."""
         raise TypeError("a future cannot be looped over; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:

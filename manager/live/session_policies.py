@@ -134,7 +134,7 @@ def _import_alone(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file", file=str(path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # the types of its annotations are looked up there
+    sys.modules[module.__name__] = module  # type annotations of the policy are resolved in this module
     spec.loader.exec_module(module)
     return module
 

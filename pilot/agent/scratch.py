@@ -50,7 +50,7 @@ class Scratch:
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # While it is open, a folder made in its place gets another inode.
+            # While the folder is open, its inode is not used again, so a new folder at this path has another one.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             locks.take(self._pinned)  # in case the file with the other lock is removed
             self._is = _identity(self.path)

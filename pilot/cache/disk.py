@@ -285,7 +285,9 @@ def read_facts(file: Path) -> EntryFacts | None:
 
 def write_small(file: Path, data: bytes) -> None:
     """Write a file whole or not at all. Raises OSError."""
-    with draft_of(file, draft=file.with_name(f".{file.name}"[:200])) as draft:  # a killed pilot leaves one at most
+    with draft_of(
+        file, draft=file.with_name(f".{file.name}"[:200])
+    ) as draft:  # a killed pilot leaves one draft file at most
         draft.write_bytes(data)
 
 

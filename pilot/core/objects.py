@@ -139,7 +139,9 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots brought into the cache or evicted."""
-    gone = state.told - sizes.keys() - state.wants.keys()  # the manager knows already that wanted ones are not here
+    gone = (
+        state.told - sizes.keys() - state.wants.keys()
+    )  # the manager already knows that this pilot lacks wanted objects
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
         state.out.append(TidySnapshots())

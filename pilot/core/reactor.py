@@ -199,7 +199,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
 
 
 def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool = False) -> None:
-    """Give a library calls that it does not hold already, or refuse them."""
+    """Send a library the calls that it does not hold yet; return them if it has ended."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:

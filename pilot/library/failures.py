@@ -296,7 +296,7 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
 
 # ---- failures of bash apps
 
-BASH_FAILURE = "BashExitFailure"  # Parsl's class of such an exception
+BASH_FAILURE = "BashExitFailure"  # Parsl's exception for an exit status other than 0
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000

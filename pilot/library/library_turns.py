@@ -250,7 +250,7 @@ _LOOK_S = 0.025  # seconds between two looks at the board while waiting
 _SWEEP_S = 1.0  # a library that shares its devices looks for libraries that are gone this often
 _OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a holder has lost its turn after twice its forecast and 0.03 s
 _OVERDUE_UNKNOWN_S = 10.0  # the same without a forecast; a first step that compiles for longer then shares its device
-_LONGEST_WAIT_S = 60.0  # the longest wait for a turn: a wrong board costs speed only
+_LONGEST_WAIT_S = 60.0  # seconds; if the shared table of turns is wrong, calls are slower, not incorrect
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 

@@ -286,7 +286,9 @@ class LibraryServer:
         if not self._reading.acquire(blocking=block):
             return
         try:
-            if block and (self._over() or (over is None and len(self._queue))):  # the attendant has just read something
+            if block and (
+                self._over() or (over is None and len(self._queue))
+            ):  # the attendant thread has just received a message
                 return
             try:
                 here = self._reader.fill(block=block)

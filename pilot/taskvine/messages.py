@@ -61,7 +61,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The ends of an order's calls; none if the context is not there."""
+    """The results of the calls in one order; empty if the worker does not have the context."""
 
     ticket: int
     held: LibraryReport

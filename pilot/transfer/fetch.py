@@ -277,7 +277,7 @@ class ObjectFetch:
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
         """Wait until the object is complete. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        if board.told:  # check the parts of an earlier try before a source answers
+        if board.told:  # check parts of an earlier download while the sources have not answered
             try:
                 board.establish(board.told)
             except (OSError, WrongBytesError) as error:

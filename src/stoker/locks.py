@@ -64,7 +64,7 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
     """True if a process holds a lock (with `exclusively`: an exclusive one) on a file; None if unknown. The check takes
-    the lock for a moment; with `exclusively` concurrent checks do not see each other."""
+    the lock for a moment; with `exclusively`, two checks at a time do not take each other for the owner."""
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -90,7 +90,7 @@ def a_library_goes_from_its_order_to_its_end(pilot: Shell) -> None:
 
 
 @sequence()
-def an_order_that_is_said_twice_starts_one_library(pilot: Shell) -> None:
+def an_order_that_is_received_twice_starts_one_library(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.AT_ONCE)
     library = pilot.start(recipe=recipe)
     pilot.start(recipe=recipe, again=library)

@@ -50,7 +50,7 @@ def bare_loss(model: Any, prompt: str, sample: tuple[str, str]) -> float:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_losses_of_targets_alone(name: str) -> None:
+def test_the_loss_counts_only_target_tokens(name: str) -> None:
     model = engine(name)
     expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in WRITTEN]) for text in TEXTS]
     for batch_size in (1, 3):

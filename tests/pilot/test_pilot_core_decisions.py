@@ -86,7 +86,7 @@ def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
     assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
 
 
-def test_an_order_that_is_said_twice_starts_one_library(pilot: CoreShell) -> None:
+def test_an_order_received_twice_starts_one_library(pilot: CoreShell) -> None:
     pilot.start().start()
     assert len(pilot.all(commands.StartProcess)) == 1
     pilot.die().start()
