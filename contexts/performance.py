@@ -1,4 +1,4 @@
-"""Measurements that are kept: costs of contexts, calls and engine steps, and the queue waits, stays and counts of each site's pilots.
+"""Measurements that are kept: costs of contexts, calls and engine steps; waits, stays and counts of a site's pilots.
 
 One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford). A
 damaged file is moved aside with a warning, and without a file nothing is remembered.
