@@ -36,13 +36,13 @@ def files_of(session):
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_300_mb_argument_and_result(shared, shared_world):
-    manager = shared_world.manager()
-    before = resident(manager)
-
     @stoker.app()
     def flip(array):
         return array[::-1].copy()
 
+    flip(np.arange(2)).result(120)  # the manager has started and imported all that it needs
+    manager = shared_world.manager()
+    before = resident(manager)
     array = np.arange(LARGE // 8)
     flipped = flip(array).result(120)
     assert flipped.nbytes == LARGE
